@@ -1,0 +1,47 @@
+"""Generate text, and see what it took.
+
+    python examples/generate.py "Why is the sky blue?"
+    python examples/generate.py --raw "Once upon a time" --temperature 0.8 --seed 1
+
+A good place for a breakpoint is the loop in `LLM._run`, or any line of `Transformer.forward`. To step into the
+arithmetic too, add `--backend numpy`, or set NUMBA_DISABLE_JIT=1 to step through the kernels themselves.
+"""
+
+import argparse
+import sys
+
+from minillm import LLM, SamplingParams, cli
+
+
+def main() -> None:
+    """Read the options, load the model, stream the answer, say what it took."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    cli.add_prompt_options(parser)
+    cli.add_model_options(parser)
+    cli.add_sampling_options(parser)
+    options = parser.parse_args()
+
+    llm = LLM(options.model, backend=options.backend, threads=options.threads)
+    params = SamplingParams(
+        max_tokens=options.max_tokens,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_p=options.min_p,
+        repetition_penalty=options.repetition_penalty,
+        seed=options.seed,
+    )
+
+    prompt = options.prompt
+    if options.chat is not False and llm.can_chat:
+        prompt = llm.encode_chat([{"role": "user", "content": prompt}])
+    else:
+        print(prompt, end="")
+    for delta in llm.stream(prompt, params):
+        print(delta.text, end="", flush=True)
+    print("\n")
+    print(cli.summary(delta.metrics))
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run_safely(main))

@@ -1,0 +1,111 @@
+"""Matplotlib's open figures, as SVG files that carry a summary of the data drawn in them.
+
+Two machines seldom draw the same bytes (another Matplotlib, another font), so figures are compared by what
+was drawn. The summary travels inside the SVG, as its description.
+"""
+
+import html
+import io
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("agg")  # draw into files, open no window
+
+DESCRIPTION = re.compile(r"<dc:description>(.*?)</dc:description>", re.DOTALL)
+STYLE = {"svg.fonttype": "none", "svg.hashsalt": "minillm"}  # text stays text; ids are the same every time
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawn figure: its file's name without the suffix, what it shows in one line, and the SVG itself."""
+
+    name: str
+    title: str
+    svg: str
+
+
+def take_figures(timing: bool) -> Iterator[Figure]:
+    """Save and close every open figure; with `timing` the summary leaves the data out.
+
+    A figure is named by its `num` (``plt.subplots(num="kv-bytes")``) and has a title, which becomes its
+    alternative text. Raises `ValueError` if it lacks either.
+    """
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    if pyplot is None:
+        return
+    for number in pyplot.get_fignums():
+        figure = pyplot.figure(number)
+        name, title = figure.get_label(), _title(figure)
+        if not re.fullmatch(r"[a-z0-9-]+", name):
+            raise ValueError(f'figure {number} is named {name!r}: want plt.subplots(num="lower-case-words")')
+        if not title:
+            raise ValueError(f"figure {name!r} has no title to say what it shows")
+        yield Figure(name, title, _svg(figure, title, "\n".join(_describe(figure, timing))))
+        pyplot.close(figure)
+
+
+def description(svg: str) -> str:
+    """Return the summary that `take_figures` left in an SVG ('' if there is none)."""
+    found = DESCRIPTION.search(svg)
+    return html.unescape(found[1]) if found else ""
+
+
+def _title(figure: Any) -> str:
+    titles = [figure.get_suptitle(), *(axes.get_title() for axes in figure.axes)]
+    return " ".join(next(filter(None, titles), "").split())
+
+
+def _svg(figure: Any, title: str, summary: str) -> str:
+    metadata = {"Title": title, "Description": summary, "Date": None, "Creator": None}
+    with matplotlib.rc_context(STYLE), io.StringIO() as file:
+        figure.savefig(file, format="svg", metadata=metadata)
+        return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
+
+
+def _describe(figure: Any, timing: bool) -> Iterator[str]:
+    yield _title(figure)
+    for axes in figure.axes:
+        yield f"axes: {axes.get_title()!r}, x: {axes.get_xlabel()!r}, y: {axes.get_ylabel()!r}"
+        if timing:
+            yield "    (measured: the data differ from machine to machine)"
+            continue
+        for artist in [*axes.lines, *axes.patches, *axes.collections, *axes.images]:
+            label = artist.get_label()
+            label = "" if label.startswith("_") else f" {label!r}"  # Matplotlib's own labels start with _
+            yield f"    {type(artist).__name__}{label}: " + "; ".join(map(_summary, _drawn_data(artist)))
+        for text in axes.texts:
+            yield f"    {text.get_text()!r}"
+
+
+def _drawn_data(artist: Any) -> list[np.ndarray]:
+    """Return the numbers an artist was given: points [n, 2] in data coordinates, values shown as colours."""
+    if hasattr(artist, "get_xydata"):  # a line
+        points = [artist.get_xydata()]
+    elif hasattr(artist, "get_patch_transform"):  # a bar
+        points = [artist.get_patch_transform().transform(artist.get_path().vertices)]
+    elif hasattr(artist, "get_offsets"):  # a scatter, a filled area
+        points = [artist.get_offsets(), *(path.vertices for path in artist.get_paths())]
+    else:
+        points = []
+    values = getattr(artist, "get_array", lambda: None)()  # a heat map, a coloured scatter
+    return points if values is None else [*points, values]
+
+
+def _summary(data: np.ndarray) -> str:
+    """Say an array in a few numbers of three digits: enough to notice any change that a reader could see."""
+    data = np.ma.filled(np.ma.asarray(data, dtype=float), np.nan)
+    columns = data.T if data.ndim == 2 and data.shape[1] == 2 else [data.ravel()]
+    finite = [column[np.isfinite(column)] for column in columns]
+    return f"{'x'.join(map(str, data.shape))}: " + ", ".join(_range(column) for column in finite if column.size)
+
+
+def _range(values: np.ndarray) -> str:
+    noise = 1e-6 * np.abs(values).max()  # a sum that cancels leaves rounding errors, and no two machines the same
+    low, high, mean = (0.0 if abs(x) <= noise else x for x in (values.min(), values.max(), values.mean()))
+    return f"{low:.3g} .. {high:.3g} (mean {mean:.3g})"

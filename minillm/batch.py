@@ -1,0 +1,101 @@
+"""Batch: one step's tokens, flattened.
+
+A step advances several sequences, each by a *chunk*: many tokens of a prompt (prefill) or one new token (decode).
+Their chunks are laid end to end. Nothing is padded, and the transformer need not know which is which:
+
+    sequence      0  0  0  0  0 | 1 | 2  2  2
+    token_ids     5  8  1  9  4 | 7 | 3  3  6
+    positions     0  1  2  3  4 | 9 | 4  5  6
+    query_starts  0               5   6       9
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The part of one sequence that a step computes: its next tokens, where they start, and its block table."""
+
+    token_ids: SequenceOf[int]
+    start: int  # position of the first of them
+    block_table: SequenceOf[int]  # must cover positions up to start + len(token_ids) - 1
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What `Transformer.forward` reads: flat integer arrays, one entry a token, and one block table a sequence.
+
+    Attributes
+    ----------
+    token_ids, positions : int32 [T]
+    slots : int64 [T], where each token's key and value go: block * B + offset
+    query_starts : int32 [S + 1], sequence `s` owns tokens `query_starts[s]` to `query_starts[s + 1]`
+    block_tables : int32 [S, most blocks a sequence], unused entries are -1
+    """
+
+    token_ids: np.ndarray
+    positions: np.ndarray
+    slots: np.ndarray
+    query_starts: np.ndarray
+    block_tables: np.ndarray
+
+    @classmethod
+    def from_chunks(cls, chunks: SequenceOf[Chunk], block_size: int) -> Batch:
+        """Lay the chunks end to end.
+
+        Raises
+        ------
+        ValueError
+            No chunk, an empty chunk, or a block table too short for its chunk.
+        """
+        if not chunks:
+            raise ValueError("a batch needs at least one chunk")
+        lengths = [len(chunk.token_ids) for chunk in chunks]
+        widest = max(len(chunk.block_table) for chunk in chunks)
+        block_tables = np.full((len(chunks), widest), -1, np.int32)
+        for row, (chunk, length) in enumerate(zip(chunks, lengths, strict=True)):
+            capacity = len(chunk.block_table) * block_size
+            if length == 0 or chunk.start + length > capacity:
+                raise ValueError(
+                    f"chunk {row} holds {length} tokens from position {chunk.start} on; it needs at least one "
+                    f"token, and its {len(chunk.block_table)} blocks of {block_size} end at {capacity}"
+                )
+            block_tables[row, : len(chunk.block_table)] = chunk.block_table
+        positions = np.concatenate(
+            [
+                np.arange(chunk.start, chunk.start + length)
+                for chunk, length in zip(chunks, lengths, strict=True)
+            ]
+        )
+        blocks = block_tables[np.repeat(np.arange(len(chunks)), lengths), positions // block_size]
+        return cls(
+            token_ids=np.concatenate([np.asarray(chunk.token_ids, np.int32) for chunk in chunks]),
+            positions=positions.astype(np.int32),
+            slots=blocks.astype(np.int64) * block_size + positions % block_size,
+            query_starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
+            block_tables=block_tables,
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """`T`."""
+        return len(self.token_ids)
+
+    @property
+    def num_sequences(self) -> int:
+        """`S`."""
+        return len(self.query_starts) - 1
+
+    def __repr__(self):
+        spans = ", ".join(
+            f"{self.positions[start]}..{self.positions[stop - 1]}"
+            if stop - start > 1
+            else f"{self.positions[start]}"
+            for start, stop in zip(self.query_starts[:-1], self.query_starts[1:], strict=True)
+        )
+        return f"Batch({self.num_tokens} tokens of {self.num_sequences} sequences, positions {spans})"

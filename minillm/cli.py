@@ -1,0 +1,208 @@
+"""The command line: `minillm generate` answers once, `minillm chat` holds a conversation."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from rich.console import Console
+
+from minillm import LLM, Delta, Metrics, MinillmError, RequestError, SamplingParams, __version__
+from minillm.ops import BACKENDS
+
+DEFAULT_PROMPT = "What is the capital of France, and what is it known for?"
+
+
+def add_prompt_options(parser: argparse.ArgumentParser) -> None:
+    """The prompt, and whether it is a message to answer or a text to continue."""
+    parser.add_argument("prompt", nargs="?", default=DEFAULT_PROMPT, help=f"default: {DEFAULT_PROMPT!r}")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument(
+        "--chat",
+        action="store_true",
+        default=None,
+        help="a message to answer (default if the model has a chat template)",
+    )
+    form.add_argument("--raw", action="store_false", dest="chat", help="a text to continue as it stands")
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """The options that say which model runs, and how."""
+    parser.add_argument(
+        "--model",
+        metavar="MODEL",
+        help="a .gguf file, a Hugging Face folder, a catalog name or a hub id (default: SmolLM2-135M-Instruct)",
+    )
+    parser.add_argument("--backend", choices=BACKENDS, default="numba", help="what computes (default: numba)")
+    parser.add_argument("--threads", type=int, metavar="N", help="cores to use (default: all)")
+
+
+def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int = 128) -> None:
+    """The options that say how tokens are chosen."""
+
+    def option(name: str, kind: type, default: float | None, metavar: str, text: str) -> None:
+        parser.add_argument(name, type=kind, default=default, metavar=metavar, help=text)
+
+    option("--max-tokens", int, max_tokens, "N", f"stop after so many (default: {max_tokens})")
+    option("--temperature", float, 0.0, "T", "0 takes the best token always, over 0 draws (default: 0)")
+    option("--top-k", int, 0, "K", "draw among the K best (default: 0, all)")
+    option("--top-p", float, 1.0, "P", "draw among the likeliest that reach probability P (default: 1, all)")
+    option("--min-p", float, 0.0, "P", "drop what is less likely than P times the best (default: 0, nothing)")
+    option("--repetition-penalty", float, 1.0, "R", "over 1 discourages repeats (default: 1)")
+    option("--seed", int, None, "N", "draw the same tokens again (default: a new seed)")
+
+
+def sampling_params(options: argparse.Namespace) -> SamplingParams:
+    """What `add_sampling_options` read."""
+    return SamplingParams(
+        max_tokens=options.max_tokens,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_p=options.min_p,
+        repetition_penalty=options.repetition_penalty,
+        seed=options.seed,
+    )
+
+
+def load_model(options: argparse.Namespace) -> LLM:
+    """The model that `add_model_options` read."""
+    return LLM(options.model, backend=options.backend, threads=options.threads)
+
+
+def show_stream(deltas: Iterable[Delta]) -> tuple[str, Metrics]:
+    """Print an answer as it comes; return its text and what it took."""
+    pieces = []
+    for delta in deltas:
+        print(delta.text, end="", flush=True)
+        pieces.append(delta.text)
+    print()
+    return "".join(pieces), delta.metrics
+
+
+def summary(metrics: Metrics) -> str:
+    """One line each for prefill, decode, the first token and the cache."""
+    m = metrics
+    computed = m.num_prompt_tokens - m.num_cached_tokens
+    cached = f" ({m.num_cached_tokens} more were cached)" if m.num_cached_tokens else ""
+    decoded = m.num_generated_tokens - 1  # the first comes out of the prefill
+    return "\n".join(
+        [
+            f"prefill      {computed:5} tokens  {m.prefill_seconds * 1e3:8.1f} ms  "
+            f"{m.prefill_tokens_per_second:7.1f} tokens/s{cached}",
+            f"decode       {decoded:5} tokens  {m.decode_seconds * 1e3:8.1f} ms  "
+            f"{m.decode_tokens_per_second:7.1f} tokens/s",
+            f"first token after     {m.time_to_first_token * 1e3:8.1f} ms",
+            f"KV cache              {m.kv_bytes / 1e6:8.2f} MB held",
+        ]
+    )
+
+
+def show_summary(metrics: Metrics) -> None:
+    """Print `summary`, dimmed where a terminal can."""
+    Console(highlight=False).print(summary(metrics), style="dim", markup=False, soft_wrap=True)
+
+
+def generate(options: argparse.Namespace) -> None:
+    """`minillm generate`: one prompt, one answer, then what it took."""
+    llm = load_model(options)
+    chats = options.chat if options.chat is not None else llm.can_chat
+    if chats:
+        prompt = llm.encode_chat([{"role": "user", "content": options.prompt}])
+    else:
+        prompt = options.prompt
+        print(prompt, end="", flush=True)
+    _, metrics = show_stream(llm.stream(prompt, sampling_params(options)))
+    show_summary(metrics)
+
+
+def chat(options: argparse.Namespace) -> None:
+    """`minillm chat`: turn by turn. Each turn computes only what is new: the KV cache holds the conversation so far."""
+    llm, params = load_model(options), sampling_params(options)
+    messages = [{"role": "system", "content": options.system}] if options.system else []
+    opening = len(messages)
+    interactive = sys.stdin.isatty()
+    if interactive:
+        print("Type a message; /clear forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer.")
+    while (text := _read_message(interactive)) is not None:
+        if text == "/clear":
+            del messages[opening:]
+            continue
+        messages.append({"role": "user", "content": text})
+        try:
+            room = llm.context_length - len(llm.encode_chat(messages))
+            answer, metrics = show_stream(
+                llm.stream_chat(messages, replace(params, max_tokens=max(1, min(params.max_tokens, room))))
+            )
+        except RequestError as error:
+            messages.pop()
+            print(f"{error} (/clear forgets the conversation)", file=sys.stderr)
+            continue
+        messages.append({"role": "assistant", "content": answer})
+        if options.stats:
+            show_summary(metrics)
+
+
+def _read_message(interactive: bool) -> str | None:
+    """The next line that says something; None at the end."""
+    while True:
+        try:
+            line = input("> " if interactive else "").strip()
+        except EOFError:
+            return None
+        if line in ("/exit", "/quit"):
+            return None
+        if line:
+            return line
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All commands and their options."""
+    parser = argparse.ArgumentParser(prog="minillm", description="LLM inference you can read and run.")
+    parser.add_argument("--version", action="version", version=f"minillm {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    command = commands.add_parser("generate", help="answer one prompt", description=generate.__doc__)
+    add_prompt_options(command)
+    add_model_options(command)
+    add_sampling_options(command)
+    command.set_defaults(run=generate)
+
+    command = commands.add_parser("chat", help="hold a conversation", description=chat.__doc__)
+    command.add_argument("--system", metavar="TEXT", help="a system message to begin with")
+    command.add_argument("--stats", action="store_true", help="after each answer, say what it took")
+    add_model_options(command)
+    add_sampling_options(command, max_tokens=512)
+    command.set_defaults(run=chat)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status: 0, 2 for bad input, 130 when interrupted."""
+    options = build_parser().parse_args(arguments)
+    return run_safely(lambda: options.run(options))
+
+
+def run_safely(action: Callable[[], None]) -> int:
+    """Run `action`, turning what a user can cause into one line and an exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows a stand-in
+    try:
+        action()
+    except (MinillmError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # whoever read our output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,353 @@
+"""LLM: the front door. A model, its tokenizer, its KV cache, and the loop that makes text.
+
+prompt -> token ids -> prefill -> sample -> decode -> sample -> decode -> ... -> text
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as SequenceOf
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import numpy as np
+
+from minillm import catalog
+from minillm.batch import Batch, Chunk
+from minillm.checkpoints import open_checkpoint
+from minillm.errors import RequestError
+from minillm.kv_cache import KVCache
+from minillm.ops import backend as find_backend
+from minillm.catalog import Report
+from minillm.sampling import SamplingParams, sample
+from minillm.sequence import Sequence
+from minillm.stopping import StopMatcher
+from minillm.tokenizer import Tokenizer
+from minillm.transformer import Transformer
+
+Prompt = str | SequenceOf[int]  # text, or token ids as they are
+Message = Mapping[str, str]  # {"role": "user", "content": "..."}
+
+# A prompt is computed in pieces of at most so many tokens. It bounds the memory for intermediate results;
+# the result's bits are the same for any number.
+PREFILL_CHUNK = 512
+
+# Positions the KV cache has room for unless told otherwise: a model made for 131,072 would ask for gigabytes.
+DEFAULT_CONTEXT_LENGTH = 8192
+
+
+@dataclass
+class Metrics:
+    """What one request took. Times are in seconds and leave out what the caller did between tokens."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int  # prompt tokens whose keys and values were still in the cache
+    num_generated_tokens: int = 0
+    time_to_first_token: float = 0.0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    kv_bytes: int = 0  # held in the KV cache at the end
+
+    @property
+    def prefill_tokens_per_second(self) -> float:
+        """Prompt tokens computed (not those found in the cache) a second."""
+        return (self.num_prompt_tokens - self.num_cached_tokens) / self.prefill_seconds
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        """Tokens a second after the first, which is the prefill's; 0 if there was only that one."""
+        return (self.num_generated_tokens - 1) / self.decode_seconds if self.decode_seconds else 0.0
+
+
+@dataclass
+class Delta:
+    """One step of an answer. Its text is empty while a character or a possible stop string is incomplete."""
+
+    text: str
+    token_id: int
+    logprob: float | None
+    finish_reason: str | None  # "stop" or "length" on the last one
+    metrics: Metrics  # up to now
+
+
+@dataclass
+class RequestOutput:
+    """A finished answer."""
+
+    prompt_token_ids: list[int]
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] | None = None  # one a token, if asked for
+    finish_reason: str | None = None  # "stop": an end token or stop string; "length": max_tokens
+    metrics: Metrics | None = None
+
+
+class LLM:
+    """A model ready to answer, one request at a time.
+
+    Parameters
+    ----------
+    model : path of a `.gguf` file or of a folder in Hugging Face layout, a catalog name, or a hub id (extra `hub`).
+        None is the default model, SmolLM2-135M-Instruct, fetched once.
+    backend : "numba" (compiled, the default) or "numpy" (also called "reference").
+    threads : cores to use; None for all. Never changes a result. Only for "numba".
+    context_length : positions to have room for; None for the model's own, at most DEFAULT_CONTEXT_LENGTH.
+    block_size : positions a block of the KV cache holds.
+    report : where progress is told (fetching, compiling); None for stderr.
+
+    Raises
+    ------
+    CatalogError, CheckpointError, UnsupportedError, TokenizerError
+        The model cannot be found, is damaged, or asks for what is not supported.
+    ValueError
+        Another argument is out of range.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike | None = None,
+        *,
+        backend: str = "numba",
+        threads: int | None = None,
+        context_length: int | None = None,
+        block_size: int = 16,
+        report: Report | None = None,
+    ):
+        report = report or Report()
+        self.ops = find_backend(backend)
+        self.ops.set_num_threads(threads)
+        self.threads = threads
+        checkpoint = open_checkpoint(catalog.resolve(model, report=report))
+        self.config = checkpoint.config
+        self.tokenizer: Tokenizer | None = checkpoint.tokenizer
+        self.context_length = _context_length(context_length, self.config.context_length)
+        self._sequence = Sequence([], 0)  # the latest request: the next one may continue it
+        self._busy = False
+        with self.ops.announcing_compilation(report.line):
+            self.transformer = Transformer(self.config, lambda name: checkpoint.tensors[name].read(), self.ops)
+            num_blocks = -(-self.context_length // block_size)
+            self.kv_cache = KVCache(self.config, num_blocks, block_size)
+            self._warm_up()
+
+    def generate(
+        self, prompts: Prompt | SequenceOf[Prompt], params: SamplingParams | None = None
+    ) -> list[RequestOutput]:
+        """Answer every prompt; the outputs come in the prompts' order.
+
+        Raises
+        ------
+        RequestError
+            A prompt is empty, holds ids that are not the model's, or leaves no room for `max_tokens`.
+        """
+        if isinstance(prompts, str) or (prompts and not isinstance(prompts[0], str | SequenceOf | np.ndarray)):
+            prompts = [prompts]
+        requests = [self.encode(prompt) for prompt in prompts]
+        params = params or SamplingParams()
+        for token_ids in requests:
+            self._check_fits(token_ids, params)
+        return [self._collect(token_ids, params) for token_ids in requests]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
+        """Answer one prompt, token by token. Raises as `generate` does, before the first token."""
+        token_ids, params = self.encode(prompt), params or SamplingParams()
+        self._check_fits(token_ids, params)
+        return self._run(token_ids, params)
+
+    def chat(self, messages: SequenceOf[Message], params: SamplingParams | None = None) -> RequestOutput:
+        """Answer a conversation, `[{"role": "user", "content": "Hi"}, ...]`, through the model's chat template.
+
+        A conversation that continues the one before finds its keys and values still in the cache.
+        """
+        return self.generate([self.encode_chat(messages)], params)[0]
+
+    def stream_chat(self, messages: SequenceOf[Message], params: SamplingParams | None = None) -> Iterator[Delta]:
+        """As `chat`, token by token."""
+        return self.stream(self.encode_chat(messages), params)
+
+    def logits(self, token_ids: SequenceOf[int]) -> np.ndarray:
+        """The model's scores for the next token after each token: float32 [T, V]."""
+        token_ids = self.encode(token_ids)
+        if len(token_ids) > self.context_length:
+            raise RequestError(f"{len(token_ids)} tokens do not fit the context of {self.context_length}")
+        with self._sequence_for(token_ids, reuse=False) as sequence:
+            rows = []
+            while sequence.num_computed < len(token_ids):
+                rows.append(self._advance(sequence, every_token=True))
+            return np.concatenate(rows)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The prompt's token ids, checked; ids pass through as they are.
+
+        Raises
+        ------
+        RequestError
+            The prompt is empty, is text but the model has no tokenizer, or holds something other than its token ids.
+        """
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise RequestError("this model came without a tokenizer; give token ids instead of text")
+            token_ids = self.tokenizer.encode(prompt)
+        else:
+            token_ids = list(prompt)
+        if not token_ids:
+            raise RequestError("the prompt is empty; a model continues what is there, so give it at least one token")
+        for position, token_id in enumerate(token_ids):
+            if not isinstance(token_id, int | np.integer) or not 0 <= token_id < self.config.vocab_size:
+                raise RequestError(
+                    f"prompt token {position} is {token_id!r}; token ids of this model are whole numbers "
+                    f"from 0 to {self.config.vocab_size - 1}"
+                )
+        return [int(token_id) for token_id in token_ids]
+
+    @property
+    def can_chat(self) -> bool:
+        """Whether the model came with a chat template."""
+        return self.tokenizer is not None and self.tokenizer.chat_template is not None
+
+    def encode_chat(self, messages: SequenceOf[Message]) -> list[int]:
+        """The token ids of a conversation, up to where the model's answer begins."""
+        if self.tokenizer is None:
+            raise RequestError("this model came without a tokenizer, so without a chat template; give token ids")
+        text = self.tokenizer.apply_chat_template(messages)
+        return self.tokenizer.encode(text, add_special_tokens=False)  # the template has written them already
+
+    # --- one request --------------------------------------------------------------------------------------------
+
+    def _run(self, prompt_ids: list[int], params: SamplingParams) -> Iterator[Delta]:
+        """The loop: prefill, then sample and decode by turns until something ends the answer."""
+        started = perf_counter()
+        seed = secrets.randbits(64) if params.seed is None else params.seed
+        with self._sequence_for(prompt_ids) as sequence:
+            metrics = Metrics(num_prompt_tokens=len(prompt_ids), num_cached_tokens=sequence.num_computed)
+            text = _AnswerText(self.tokenizer, params)
+            while sequence.num_computed < len(prompt_ids):
+                logits = self._advance(sequence)
+            metrics.prefill_seconds = perf_counter() - started
+            finish_reason = None
+            while finish_reason is None:
+                if sequence.num_generated:
+                    started = perf_counter()
+                    logits = self._advance(sequence)
+                chosen = sample(logits[-1], params, seed, sequence.num_generated, sequence.token_ids)
+                sequence.token_ids.append(chosen.token_id)
+                finish_reason = self._finish_reason(chosen.token_id, sequence.num_generated, params)
+                shown = text.push(chosen.token_id)
+                if text.stopped:
+                    finish_reason = "stop"
+                elif finish_reason:
+                    shown += text.finish()
+                metrics.num_generated_tokens = sequence.num_generated
+                metrics.kv_bytes = self.kv_cache.num_bytes_held
+                if sequence.num_generated == 1:
+                    metrics.time_to_first_token = perf_counter() - started
+                else:
+                    metrics.decode_seconds += perf_counter() - started
+                yield Delta(shown, chosen.token_id, chosen.logprob, finish_reason, metrics)
+
+    def _collect(self, prompt_ids: list[int], params: SamplingParams) -> RequestOutput:
+        output = RequestOutput(prompt_ids, logprobs=[] if params.logprobs else None)
+        pieces = []
+        for delta in self._run(prompt_ids, params):
+            pieces.append(delta.text)
+            output.token_ids.append(delta.token_id)
+            if output.logprobs is not None:
+                output.logprobs.append(delta.logprob)
+        output.text, output.finish_reason, output.metrics = "".join(pieces), delta.finish_reason, delta.metrics
+        return output
+
+    def _advance(self, sequence: Sequence, every_token: bool = False) -> np.ndarray:
+        """Compute the next tokens that are known but not computed: all of them, at most PREFILL_CHUNK."""
+        start = sequence.num_computed
+        token_ids = sequence.token_ids[start : start + PREFILL_CHUNK]
+        self.kv_cache.blocks.extend(sequence.block_table, start + len(token_ids))
+        batch = Batch.from_chunks([Chunk(token_ids, start, sequence.block_table)], self.kv_cache.block_size)
+        self.ops.set_num_threads(self.threads)
+        logits = self.transformer.forward(batch, self.kv_cache, every_token=every_token)
+        sequence.num_computed = start + len(token_ids)
+        return logits
+
+    @contextmanager
+    def _sequence_for(self, token_ids: list[int], reuse: bool = True) -> Iterator[Sequence]:
+        """The cache, for one request. Where the latest one began with the same tokens, their keys still stand.
+
+        The prompt's last token is always computed: its logits choose the first new token.
+        """
+        if self._busy:
+            raise RequestError("another request is being streamed; finish its loop, or close() it, before the next")
+        self._busy = True
+        latest = self._sequence
+        kept = _common_prefix(latest.token_ids[: latest.num_computed], token_ids[:-1]) if reuse else 0
+        self.kv_cache.blocks.shrink(latest.block_table, kept)
+        self._sequence = Sequence(list(token_ids), len(token_ids), kept, latest.block_table)
+        try:
+            yield self._sequence
+        finally:
+            self._busy = False
+
+    def _finish_reason(self, token_id: int, num_generated: int, params: SamplingParams) -> str | None:
+        ends = () if self.tokenizer is None or params.ignore_eos else self.tokenizer.eos_token_ids
+        if token_id in ends or token_id in params.stop_token_ids:
+            return "stop"
+        return "length" if num_generated == params.max_tokens else None
+
+    def _check_fits(self, token_ids: list[int], params: SamplingParams) -> None:
+        if len(token_ids) + params.max_tokens > self.context_length:
+            raise RequestError(
+                f"a prompt of {len(token_ids)} tokens and max_tokens of {params.max_tokens} come to "
+                f"{len(token_ids) + params.max_tokens}, but the context holds {self.context_length}: "
+                "shorten one, or give LLM a larger context_length if the model allows it"
+            )
+        for token_id in params.stop_token_ids:
+            if token_id >= self.config.vocab_size:
+                raise RequestError(
+                    f"stop_token_ids holds {token_id}; the model's ids end at {self.config.vocab_size - 1}"
+                )
+
+    def _warm_up(self) -> None:
+        """Run two tokens and then one through a cache of their own, so that every kernel is compiled or loaded."""
+        cache = KVCache.contiguous(self.config, length=3)
+        for start, token_ids in (0, [0, 0]), (2, [0]):
+            self.transformer.forward(Batch.from_chunks([Chunk(token_ids, start, [0])], cache.block_size), cache)
+
+    def __repr__(self):
+        return f"LLM({self.transformer!r}, {self.kv_cache!r})"
+
+
+class _AnswerText:
+    """Token ids in, text that may be shown out: whole characters only, nothing of a stop string."""
+
+    def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams):
+        self._decoder = tokenizer and tokenizer.stream(skip_special_tokens=params.skip_special_tokens)
+        self._matcher = StopMatcher(params.stop)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has been reached."""
+        return self._matcher.matched is not None
+
+    def push(self, token_id: int) -> str:
+        """What can be shown now that `token_id` has come."""
+        return self._matcher.push(self._decoder.push(token_id)) if self._decoder else ""
+
+    def finish(self) -> str:
+        """What was waiting for more, now that no more comes."""
+        if self._decoder is None:
+            return ""
+        return self._matcher.push(self._decoder.finish()) + self._matcher.finish()
+
+
+def _context_length(asked: int | None, most: int) -> int:
+    if asked is None:
+        return min(most, DEFAULT_CONTEXT_LENGTH)
+    if not 1 <= asked <= most:
+        raise ValueError(f"context_length is {asked}; this model was made for 1 to {most} positions")
+    return asked
+
+
+def _common_prefix(left: SequenceOf[int], right: SequenceOf[int]) -> int:
+    """How many tokens two sequences have in common from their start."""
+    different = (n for n, (a, b) in enumerate(zip(left, right, strict=False)) if a != b)
+    return next(different, min(len(left), len(right)))

@@ -1,0 +1,43 @@
+"""The numeric floor: every operation a transformer needs, behind one narrow interface.
+
+A backend is a module with these functions; `reference` defines what each computes, in a few lines for any array
+library, and `jit` computes the same as compiled loops. Whoever reads `reference` knows what all of them do.
+
+    as_vector(values), as_matrix(weights)                    weights in the form the backend likes
+    embed(token_ids, matrix)                                 [T] -> [T, D]
+    linear(x, matrix, bias)                                  [T, I] -> [T, O]
+    rms_norm(x, weight, eps)                                 [T, D] -> [T, D]
+    rotary_angles(positions, frequencies)                    [T] -> cosines, sines [T, K/2]
+    rotate(heads, cosines, sines)                            [T, H, K] -> [T, H, K]
+    write_kv(keys, values, key_blocks, value_blocks, slots)  into one layer of the cache
+    attention(queries, key_blocks, value_blocks, ...)        [T, H, K] -> [T, H, K]
+    swiglu(gate, up)                                         [T, F] -> [T, F]
+    to_numpy(array)                                          whatever the backend computes with -> NumPy
+    set_num_threads(threads)                                 None: as many as there are
+    announcing_compilation(announce)                         a context: says so when something must be compiled
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+BACKENDS = ("numba", "numpy", "reference")
+
+
+def backend(name: str) -> ModuleType:
+    """The backend called `name`, imported only now: a reader of the reference need not wait for a compiler.
+
+    Raises
+    ------
+    ValueError
+        `name` is not one of BACKENDS.
+    """
+    if name == "numba":
+        from minillm.ops import jit
+
+        return jit
+    if name in ("numpy", "reference"):
+        from minillm.ops import reference
+
+        return reference
+    raise ValueError(f"backend {name!r} is unknown; there are {', '.join(BACKENDS)}")

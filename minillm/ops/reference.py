@@ -1,0 +1,195 @@
+"""What each operation computes, in a few lines, for any array library that follows the array API standard.
+
+These are the definitions: the compiled kernels are tested against them, and they against PyTorch. They run on
+NumPy as they stand (`backend="numpy"`), where a debugger steps into every line.
+
+Shapes: `T` tokens in the step, `S` sequences, `D` hidden, `F` feed-forward, `H` query heads, `G` key/value heads,
+`K` head_dim, `B` block size, `N` blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from minillm.quantization import QuantizedMatrix
+
+Array = Any  # an array of whichever library the caller uses
+
+
+def as_vector(values: np.ndarray, xp=np) -> Array:
+    """A norm's weights or a layer's bias as a float32 array of the library `xp`."""
+    return xp.asarray(np.asarray(values, np.float32))
+
+
+def as_matrix(weights: np.ndarray | QuantizedMatrix, xp=np) -> Array:
+    """A weight matrix as a plain float32 array [O, I] of the library `xp`; quantized weights are widened."""
+    if isinstance(weights, QuantizedMatrix):
+        weights = weights.dequantize()
+    return xp.asarray(np.ascontiguousarray(weights, np.float32))
+
+
+def to_numpy(array: Array) -> np.ndarray:
+    """The same numbers as a NumPy array."""
+    return np.asarray(array)
+
+
+def embed(token_ids: np.ndarray, matrix: Array) -> Array:
+    """Row `token_ids[t]` of the embedding matrix [V, D] for every token: [T, D]."""
+    xp = matrix.__array_namespace__()
+    return xp.take(matrix, xp.asarray(token_ids), axis=0)
+
+
+def linear(x: Array, matrix: Array, bias: Array | None = None) -> Array:
+    """`x @ matrix.T + bias`: [T, I] by [O, I] -> [T, O]."""
+    product = x @ matrix.T
+    return product if bias is None else product + bias
+
+
+def rms_norm(x: Array, weight: Array, eps: float) -> Array:
+    """Scale every row of [T, D] to a root mean square of one, then by `weight` (Zhang & Sennrich 2019)."""
+    xp = x.__array_namespace__()
+    return x / xp.sqrt(xp.mean(x * x, axis=-1, keepdims=True) + eps) * weight
+
+
+def softmax(x: Array) -> Array:
+    """Numbers -> probabilities along the last axis; the maximum is taken off first so that exp cannot overflow."""
+    xp = x.__array_namespace__()
+    e = xp.exp(x - xp.max(x, axis=-1, keepdims=True))
+    return e / xp.sum(e, axis=-1, keepdims=True)
+
+
+def silu(x: Array) -> Array:
+    """`x * sigmoid(x)` (Hendrycks & Gimpel 2016)."""
+    xp = x.__array_namespace__()
+    e = xp.exp(-xp.abs(x))  # at most 1: exp of a large number would overflow
+    return x * xp.where(x >= 0, xp.ones_like(e), e) / (1 + e)
+
+
+def swiglu(gate: Array, up: Array) -> Array:
+    """The gated activation of the feed-forward layer, `silu(gate) * up` (Shazeer 2020): [T, F] twice -> [T, F]."""
+    return silu(gate) * up
+
+
+def rotary_angles(positions: np.ndarray, frequencies: Array) -> tuple[Array, Array]:
+    """Cosines and sines [T, K/2] of the angles `position * frequency` that rotary embedding turns by."""
+    xp = frequencies.__array_namespace__()
+    angles = xp.astype(xp.asarray(positions), xp.float32)[:, None] * frequencies[None, :]
+    return xp.cos(angles), xp.sin(angles)
+
+
+def rotate(heads: Array, cosines: Array, sines: Array) -> Array:
+    """Rotary position embedding: turn pair (i, i + K/2) of every head by its angle (Su et al. 2021).
+
+    Parameters
+    ----------
+    heads : [T, H, K], queries or keys
+    cosines, sines : [T, K/2], from `rotary_angles`
+    """
+    xp = heads.__array_namespace__()
+    half = heads.shape[-1] // 2
+    first, second = heads[..., :half], heads[..., half:]
+    cosines, sines = cosines[:, None, :], sines[:, None, :]
+    return xp.concat([first * cosines - second * sines, second * cosines + first * sines], axis=-1)
+
+
+def write_kv(keys: Array, values: Array, key_blocks: Array, value_blocks: Array, slots: np.ndarray) -> None:
+    """Store each token's key and value where later tokens will find them.
+
+    Parameters
+    ----------
+    keys, values : [T, G, K]
+    key_blocks : [N, G, K, B], one layer of the cache, written in place; positions lie innermost
+    value_blocks : [N, G, B, K]
+    slots : int [T], `block * B + offset within the block`
+    """
+    block_size = value_blocks.shape[2]
+    for token, slot in enumerate(slots):
+        block, offset = divmod(int(slot), block_size)
+        key_blocks[block, :, :, offset] = keys[token, ...]
+        value_blocks[block, :, offset, :] = values[token, ...]
+
+
+def attention(
+    queries: Array,
+    key_blocks: Array,
+    value_blocks: Array,
+    positions: np.ndarray,
+    query_starts: np.ndarray,
+    block_tables: np.ndarray,
+) -> Array:
+    """Causal attention of every token over its own sequence's keys, found through its block table.
+
+    Parameters
+    ----------
+    queries : [T, H, K]
+    key_blocks, value_blocks : [N, G, K, B] and [N, G, B, K], one layer of the cache; the step's own keys are in it
+    positions : int [T]
+    query_starts : int [S + 1]; sequence `s` owns tokens `query_starts[s]` to `query_starts[s + 1]`
+    block_tables : int [S, most blocks a sequence]; row `s` names the blocks that hold positions 0, B, 2B, ...
+
+    Returns
+    -------
+    [T, H, K]
+    """
+    xp = queries.__array_namespace__()
+    block_size = value_blocks.shape[2]
+    attended = []
+    for sequence, table in enumerate(block_tables):
+        start, stop = int(query_starts[sequence]), int(query_starts[sequence + 1])
+        length = int(positions[stop - 1]) + 1
+        blocks = xp.asarray(table[: math.ceil(length / block_size)])
+        # [n, G, K, B] -> [G, n*B, K]: the sequence's keys and values side by side, as if never cut into blocks
+        keys = xp.permute_dims(xp.take(key_blocks, blocks, axis=0), (1, 0, 3, 2))
+        values = xp.permute_dims(xp.take(value_blocks, blocks, axis=0), (1, 0, 2, 3))
+        keys = xp.reshape(keys, (keys.shape[0], -1, keys.shape[3]))[:, :length, :]
+        values = xp.reshape(values, (values.shape[0], -1, values.shape[3]))[:, :length, :]
+        attended.append(attend(queries[start:stop, ...], keys, values, xp.asarray(positions[start:stop])))
+    return xp.concat(attended, axis=0)
+
+
+def attend(queries: Array, keys: Array, values: Array, positions: Array) -> Array:
+    """Grouped-query attention within one sequence (Vaswani et al. 2017; Ainslie et al. 2023).
+
+    Parameters
+    ----------
+    queries : [n, H, K], of the tokens at `positions`
+    keys, values : [G, m, K], of positions 0 to m - 1
+    positions : int [n]
+
+    Returns
+    -------
+    [n, H, K]: for every query the mean of the values it may see, weighted by softmax(query . key / sqrt(K))
+    """
+    xp = queries.__array_namespace__()
+    num_heads, head_dim = queries.shape[1], queries.shape[2]
+    group = num_heads // keys.shape[0]  # query heads that share one key/value head
+    keys, values = xp.repeat(keys, group, axis=0), xp.repeat(values, group, axis=0)
+    scores = xp.permute_dims(queries, (1, 0, 2)) @ xp.permute_dims(keys, (0, 2, 1)) / math.sqrt(head_dim)
+    visible = xp.arange(keys.shape[1])[None, :] <= positions[:, None]  # itself and what came before
+    weights = softmax(xp.where(visible, scores, xp.asarray(-math.inf, dtype=scores.dtype)))  # [H, n, m]
+    return xp.permute_dims(weights @ values, (1, 0, 2))
+
+
+def set_num_threads(threads: int | None) -> None:
+    """Only None, "as many as the array library likes", can be had here: its threads are its own affair.
+
+    Raises
+    ------
+    ValueError
+        A number was given.
+    """
+    if threads is not None:
+        raise ValueError(
+            f"threads is {threads}, but backend 'numpy' leaves threads to NumPy's BLAS: "
+            "set OMP_NUM_THREADS before starting Python, or use backend 'numba'"
+        )
+
+
+def announcing_compilation(announce: Callable[[str], None]) -> AbstractContextManager[None]:
+    """Nothing is compiled here, so there is never anything to say."""
+    return nullcontext()

@@ -1,0 +1,144 @@
+"""Weights stored in few bits: integer codes times a scale for every small block of inputs.
+
+A matrix of outputs x inputs (`[O, I]`) is cut along its inputs into blocks of `Q` neighbours (32 for the types
+below). A block keeps one small integer a weight and one or two floats for all of them:
+
+    weight[o, b*Q + q]  =  codes[o, b, q] * scales[o, b]  (+ minimums[o, b])
+
+Nothing is lost on the way from a GGUF file to a `QuantizedMatrix`: the codes are the file's own, and its
+float16 scales are exact in float32. The layouts are ggml's (`ggml-common.h` in ggml-org/ggml).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class QuantizedMatrix:
+    """Integer codes with a scale, and for some types a minimum, per block.
+
+    Attributes
+    ----------
+    codes : int8 [O, I/Q, Q]
+    scales : float32 [O, I/Q]
+    minimums : float32 [O, I/Q], or None where the type is symmetric around zero
+    """
+
+    codes: np.ndarray
+    scales: np.ndarray
+    minimums: np.ndarray | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """`(O, I)`, the shape of the matrix it stands for."""
+        outputs, blocks, block_size = self.codes.shape
+        return outputs, blocks * block_size
+
+    @property
+    def block_size(self) -> int:
+        """`Q`: how many neighbouring inputs share a scale."""
+        return self.codes.shape[2]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held by codes, scales and minimums."""
+        return self.codes.nbytes + self.scales.nbytes + (0 if self.minimums is None else self.minimums.nbytes)
+
+    def dequantize(self) -> np.ndarray:
+        """The matrix as float32 [O, I]."""
+        weights = self.codes * self.scales[:, :, None]  # int8 x float32 is float32
+        if self.minimums is not None:
+            weights += self.minimums[:, :, None]
+        return weights.reshape(self.shape)
+
+    def __repr__(self):
+        outputs, inputs = self.shape
+        kind = "scale" if self.minimums is None else "scale and minimum"
+        return (
+            f"QuantizedMatrix({outputs} x {inputs}, a {kind} per {self.block_size} inputs, "
+            f"{self.num_bytes / 1e6:.1f} MB)"
+        )
+
+
+@dataclass(frozen=True)
+class StorageType:
+    """How one of GGUF's types lays values out: `block` describes the bytes of `block_size` neighbouring values."""
+
+    name: str
+    block_size: int
+    block: np.dtype
+    unpack: Callable[[np.ndarray], QuantizedMatrix | np.ndarray]
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether values share a scale, so that `unpack` gives a QuantizedMatrix."""
+        return self.block_size > 1
+
+    def num_bytes(self, num_values: int) -> int:
+        """Bytes that `num_values` take; they must be whole blocks."""
+        return num_values // self.block_size * self.block.itemsize
+
+    def read(self, data: np.ndarray, shape: tuple[int, ...]) -> QuantizedMatrix | np.ndarray:
+        """Turn a tensor's bytes into numbers.
+
+        Parameters
+        ----------
+        data : uint8 [num_bytes], contiguous; usually a view into a mapped file
+        shape : the tensor's shape, outputs first; the last axis holds whole blocks
+
+        Returns
+        -------
+        float32 array of `shape` for the float types (F32 is a view, nothing is copied), else a QuantizedMatrix.
+        """
+        return self.unpack(data.view(self.block).reshape(*shape[:-1], shape[-1] // self.block_size))
+
+
+def widen_bfloat16(bits: np.ndarray) -> np.ndarray:
+    """bfloat16 bit patterns (uint16) -> float32: bfloat16 is a float32 cut off after 16 bits."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def unpack_nibbles(packed: np.ndarray) -> np.ndarray:
+    """uint8 [..., Q/2] -> int8 [..., Q]: low halves hold the block's first Q/2 codes, high halves the rest."""
+    half = packed.shape[-1]
+    codes = np.empty((*packed.shape[:-1], 2 * half), np.int8)
+    np.bitwise_and(packed, 15, out=codes[..., :half].view(np.uint8))
+    np.right_shift(packed, 4, out=codes[..., half:].view(np.uint8))
+    return codes
+
+
+def _unpack_q8_0(blocks: np.ndarray) -> QuantizedMatrix:
+    return QuantizedMatrix(blocks["codes"], blocks["scale"].astype(np.float32))
+
+
+def _unpack_q4_0(blocks: np.ndarray) -> QuantizedMatrix:
+    codes = unpack_nibbles(blocks["codes"])
+    codes -= 8  # stored 0..15, meant -8..7
+    return QuantizedMatrix(codes, blocks["scale"].astype(np.float32))
+
+
+def _unpack_q4_1(blocks: np.ndarray) -> QuantizedMatrix:
+    return QuantizedMatrix(
+        unpack_nibbles(blocks["codes"]),
+        blocks["scale"].astype(np.float32),
+        blocks["minimum"].astype(np.float32),
+    )
+
+
+STORAGE_TYPES: dict[str, StorageType] = {
+    kind.name: kind
+    for kind in (
+        StorageType("F32", 1, np.dtype("<f4"), lambda values: values),
+        StorageType("F16", 1, np.dtype("<f2"), lambda values: values.astype(np.float32)),
+        StorageType("BF16", 1, np.dtype("<u2"), widen_bfloat16),
+        StorageType("Q8_0", 32, np.dtype([("scale", "<f2"), ("codes", "i1", 32)]), _unpack_q8_0),
+        StorageType("Q4_0", 32, np.dtype([("scale", "<f2"), ("codes", "u1", 16)]), _unpack_q4_0),
+        StorageType(
+            "Q4_1", 32, np.dtype([("scale", "<f2"), ("minimum", "<f2"), ("codes", "u1", 16)]), _unpack_q4_1
+        ),
+    )
+}

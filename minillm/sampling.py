@@ -1,0 +1,213 @@
+"""One token out of a vocabulary's scores: what a request may ask for, and how the choice is made.
+
+The model gives every token of the vocabulary a score (a *logit*). Sampling turns scores into probabilities, cuts away
+what is too unlikely, and draws. Each step is a function of its own, in the order they are applied:
+
+    penalise repeats -> temperature -> top-k -> top-p -> min-p -> draw
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from minillm.errors import NumericError, RequestError
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one request wants its tokens chosen, and when to stop. Checked when made.
+
+    Attributes
+    ----------
+    max_tokens : at most so many new tokens.
+    temperature : scores are divided by it. Under 1 sharpens, over 1 flattens; 0 takes the best token always (greedy).
+    top_k : choose among the k best tokens; 0 among all.
+    top_p : choose among the fewest tokens whose probabilities reach this sum (Holtzman et al. 2019); 1 among all.
+    min_p : drop tokens less likely than this share of the likeliest one's probability (Nguyen et al. 2024).
+    repetition_penalty : over 1 makes tokens that stand in the prompt or answer less likely (Keskar et al. 2019).
+    seed : the same seed gives the same tokens, whatever else runs; None draws a new one for the request.
+    stop : strings that end the answer; they are not part of it.
+    stop_token_ids : token ids that end the answer, besides the model's own end tokens.
+    ignore_eos : go on past the model's end tokens, up to `max_tokens`.
+    logprobs : also return the natural log of each chosen token's probability under the model itself.
+    skip_special_tokens : leave special tokens out of the text.
+
+    Raises
+    ------
+    RequestError
+        A value is out of its range, not finite, or not of its type.
+    """
+
+    max_tokens: int = 128
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: str | SequenceOf[str] = ()
+    stop_token_ids: SequenceOf[int] = ()
+    ignore_eos: bool = False
+    logprobs: bool = False
+    skip_special_tokens: bool = True
+
+    def __post_init__(self):
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop
+        object.__setattr__(self, "stop", _tuple("stop", stop))  # how a frozen dataclass tidies its own fields
+        object.__setattr__(self, "stop_token_ids", _tuple("stop_token_ids", self.stop_token_ids))
+        _check_integer("max_tokens", self.max_tokens, 1, None)
+        _check_number("temperature", self.temperature, 0, math.inf, "0 (greedy) or more")
+        _check_integer("top_k", self.top_k, 0, None)
+        _check_number("top_p", self.top_p, 0, 1, "over 0, at most 1", excluded=0)
+        _check_number("min_p", self.min_p, 0, 1, "from 0 to 1")
+        _check_number("repetition_penalty", self.repetition_penalty, 0, math.inf, "over 0", excluded=0)
+        if self.seed is not None:
+            _check_integer("seed", self.seed, 0, 2**64 - 1)
+        for text in self.stop:
+            if not isinstance(text, str) or not text:
+                raise RequestError(f"stop holds {text!r}; it takes strings of at least one character")
+        for token_id in self.stop_token_ids:
+            _check_integer("stop_token_ids", token_id, 0, None)
+
+    def __repr__(self):
+        changed = [f for f in fields(self) if getattr(self, f.name) != f.default]
+        return f"SamplingParams({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in changed)})"
+
+
+def _tuple(name: str, values: Iterable) -> tuple:
+    if not isinstance(values, Iterable):
+        raise RequestError(f"{name} is {values!r}; it takes a list")
+    return tuple(values)
+
+
+def _check_number(name: str, value: float, low: float, high: float, wanted: str, excluded: float | None = None) -> None:
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or not low <= value <= high or value == excluded:
+        raise RequestError(f"{name} is {value!r}; it must be a finite number, {wanted}")
+
+
+def _check_integer(name: str, value: int, low: int, high: int | None) -> None:
+    is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not is_integer or value < low or (high is not None and value > high):
+        wanted = f"{low} or more" if high is None else f"from {low} to {high}"
+        raise RequestError(f"{name} is {value!r}; it must be a whole number, {wanted}")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A chosen token and its log-probability under the model itself: before penalty, temperature and cuts."""
+
+    token_id: int
+    logprob: float | None
+
+
+def sample(logits: np.ndarray, params: SamplingParams, seed: int, index: int, context: SequenceOf[int] = ()) -> Sample:
+    """Choose one token.
+
+    Parameters
+    ----------
+    logits : float32 [V]
+    params : SamplingParams
+    seed, index : the request's seed and how many tokens it has drawn before. The draw is a function of these two
+        alone, so that batching, preemption or a rerun cannot change it.
+    context : the token ids so far, prompt and answer; read only if there is a repetition penalty.
+
+    Raises
+    ------
+    NumericError
+        The scores hold NaN or infinity, so no choice among them means anything.
+    """
+    logits = np.asarray(logits, np.float64)
+    if not math.isfinite(logits.max()):  # NaN is contagious: one among the scores and the maximum is NaN
+        raise NumericError("the model's scores hold NaN or infinity: are its weights damaged?")
+    scores = penalise_repeats(logits, params.repetition_penalty, context)
+    if params.temperature == 0:
+        token_id = int(scores.argmax())
+    else:
+        token_id = draw(distribution(scores, params), uniform(seed, index))
+    return Sample(token_id, float(log_softmax(logits)[token_id]) if params.logprobs else None)
+
+
+def distribution(scores: np.ndarray, params: SamplingParams) -> np.ndarray:
+    """The probabilities [V] that `sample` draws from: temperature, then the cuts. Only for a temperature over 0."""
+    scores = apply_temperature(scores, params.temperature)
+    scores = keep_top_k(scores, params.top_k)
+    scores = keep_top_p(scores, params.top_p)
+    scores = keep_min_p(scores, params.min_p)
+    return softmax(scores)
+
+
+def penalise_repeats(scores: np.ndarray, penalty: float, context: SequenceOf[int]) -> np.ndarray:
+    """Lower the score of every token in `context`: divide it by `penalty` if positive, else multiply (CTRL, 2019)."""
+    if penalty == 1 or len(context) == 0:
+        return scores
+    seen = np.unique(np.asarray(context, np.int64))
+    scores = scores.copy()
+    scores[seen] = np.where(scores[seen] > 0, scores[seen] / penalty, scores[seen] * penalty)
+    return scores
+
+
+def apply_temperature(scores: np.ndarray, temperature: float) -> np.ndarray:
+    """Divide by `temperature`. The maximum is taken off first, so that no temperature, however small, overflows."""
+    with np.errstate(over="ignore"):  # far below the best token, -infinity is the right score
+        return (scores - scores.max()) / temperature
+
+
+def keep_top_k(scores: np.ndarray, k: int) -> np.ndarray:
+    """Set all but the `k` best scores to -infinity; tokens that tie with the k-th stay. 0 keeps all."""
+    if k == 0 or k >= len(scores):
+        return scores
+    worst_kept = np.partition(scores, -k)[-k]
+    return np.where(scores >= worst_kept, scores, -np.inf)
+
+
+def keep_top_p(scores: np.ndarray, p: float) -> np.ndarray:
+    """Keep the likeliest tokens until their probabilities reach `p`; the rest gets -infinity. 1 keeps all."""
+    if p == 1:
+        return scores
+    order = np.argsort(-scores, kind="stable")
+    before = np.cumsum(softmax(scores)[order])
+    before = np.concatenate([[0.0], before[:-1]])  # what the likelier tokens reach without this one
+    kept = scores.copy()
+    kept[order[before >= p]] = -np.inf
+    return kept
+
+
+def keep_min_p(scores: np.ndarray, min_p: float) -> np.ndarray:
+    """Set tokens less likely than `min_p` times the likeliest to -infinity. 0 keeps all."""
+    if min_p == 0:
+        return scores
+    return np.where(scores >= scores.max() + math.log(min_p), scores, -np.inf)
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    """Scores [V] -> probabilities [V]."""
+    e = np.exp(scores - scores.max())
+    return e / e.sum()
+
+
+def log_softmax(scores: np.ndarray) -> np.ndarray:
+    """The natural logarithm of `softmax`, without passing through numbers too small to hold."""
+    shifted = scores - scores.max()
+    return shifted - np.log(np.exp(shifted).sum())
+
+
+def draw(probabilities: np.ndarray, uniform: float) -> int:
+    """The token at which the running sum of probabilities passes `uniform`, a number from 0 up to but not 1."""
+    cumulative = np.cumsum(probabilities)
+    return int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
+
+
+def uniform(seed: int, index: int) -> float:
+    """The `index`-th random number of the stream `seed`, in [0, 1).
+
+    Philox (Salmon et al. 2011) is a function from (key, counter) to random bits: any number of a stream can be had
+    without those before it, so no generator's state has to travel with a request.
+    """
+    return float(np.random.Generator(np.random.Philox(key=seed, counter=index)).random())

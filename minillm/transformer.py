@@ -1,0 +1,196 @@
+"""The forward pass: token ids in, scores for the next token out. Start reading here.
+
+A Llama-style transformer is an embedding, a stack of layers, and a head. Every layer adds two things to the running
+vector of each token: what attention gathers from the tokens before it, and what a gated feed-forward layer makes
+of the token itself. Prefill and decode are this same pass, over many tokens of a sequence or over one.
+
+The numbers are worked out by `ops`, a backend (see `minillm/ops/__init__.py`); this file says what is computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from minillm.batch import Batch
+from minillm.config import ModelConfig
+from minillm.kv_cache import KVCache
+
+Array = Any  # an array of the backend's library
+Probe = Callable[[str, Array], None]
+
+
+def _nobody(name: str, value: Array) -> None:
+    """The probe of a pass that nobody watches."""
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A matrix in the backend's own layout, and its bias if it has one."""
+
+    weight: Any
+    bias: Array | None
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer's weights."""
+
+    attention_norm: Array
+    q: Linear
+    k: Linear
+    v: Linear
+    output: Linear
+    mlp_norm: Array
+    gate: Linear
+    up: Linear
+    down: Linear
+
+
+class Transformer:
+    """A model's weights and the pass through them.
+
+    Parameters
+    ----------
+    config : ModelConfig
+    load : callable
+        Gives the tensor of a name in `config.tensor_shapes()`, a float32 array or a QuantizedMatrix. It is asked for
+        one after another, so that a checkpoint need never be in memory twice.
+    ops : module
+        The backend that computes: one of `minillm.ops`.
+    """
+
+    def __init__(self, config: ModelConfig, load: Callable[[str], Any], ops: ModuleType):
+        self.config = config
+        self.ops = ops
+        self.frequencies = ops.as_vector(rope_frequencies(config))
+        self.embedding = ops.as_matrix(load("embedding.weight"))
+        self.layers = [self._load_layer(f"layers.{index}", load) for index in range(config.num_layers)]
+        self.final_norm = ops.as_vector(load("final_norm.weight"))
+        self.head = self.embedding if config.tie_embeddings else ops.as_matrix(load("head.weight"))
+
+    def _load_layer(self, layer: str, load: Callable[[str], Any]) -> Layer:
+        def linear(name: str, has_bias: bool) -> Linear:
+            weight = self.ops.as_matrix(load(f"{layer}.{name}.weight"))
+            return Linear(weight, self.ops.as_vector(load(f"{layer}.{name}.bias")) if has_bias else None)
+
+        attention_bias, mlp_bias = self.config.attention_bias, self.config.mlp_bias
+        return Layer(
+            attention_norm=self.ops.as_vector(load(f"{layer}.attention_norm.weight")),
+            q=linear("attention.q", attention_bias),
+            k=linear("attention.k", attention_bias),
+            v=linear("attention.v", attention_bias),
+            output=linear("attention.output", attention_bias),
+            mlp_norm=self.ops.as_vector(load(f"{layer}.mlp_norm.weight")),
+            gate=linear("mlp.gate", mlp_bias),
+            up=linear("mlp.up", mlp_bias),
+            down=linear("mlp.down", mlp_bias),
+        )
+
+    def forward(
+        self, batch: Batch, kv_cache: KVCache, *, every_token: bool = False, probe: Probe = _nobody
+    ) -> np.ndarray:
+        """Advance every sequence of the batch by its chunk.
+
+        Parameters
+        ----------
+        batch : Batch
+            T tokens of S sequences.
+        kv_cache : KVCache
+            Holds the keys and values of all earlier positions; gains those of this step.
+        every_token : bool
+            Score the next token after each token (T rows), not only after each chunk's last (S rows).
+        probe : callable
+            Is shown each intermediate as `probe("layers.3.attention.q", array)`; what it sees is what is computed.
+
+        Returns
+        -------
+        logits, float32 [S, V] or [T, V]
+        """
+        ops = self.ops
+        angles = ops.rotary_angles(batch.positions, self.frequencies)
+        x = ops.embed(batch.token_ids, self.embedding)
+        probe("embedding", x)
+        for index, layer in enumerate(self.layers):
+            name = f"layers.{index}"
+            normed = ops.rms_norm(x, layer.attention_norm, self.config.norm_eps)
+            probe(f"{name}.attention_norm", normed)
+            x = x + self._attention(normed, index, angles, batch, kv_cache, probe)
+            normed = ops.rms_norm(x, layer.mlp_norm, self.config.norm_eps)
+            probe(f"{name}.mlp_norm", normed)
+            x = x + self._mlp(normed, index, probe)
+            probe(name, x)
+        if not every_token:
+            x = x[batch.query_starts[1:] - 1, :]  # the last token of each chunk
+        x = ops.rms_norm(x, self.final_norm, self.config.norm_eps)
+        probe("final_norm", x)
+        logits = ops.to_numpy(ops.linear(x, self.head))
+        probe("logits", logits)
+        return logits
+
+    def _attention(
+        self, x: Array, index: int, angles: tuple[Array, Array], batch: Batch, kv_cache: KVCache, probe: Probe
+    ) -> Array:
+        """What each token gathers from those before it: [T, D] -> [T, D]. Writes the step's keys and values."""
+        ops, layer, name = self.ops, self.layers[index], f"layers.{index}.attention"
+        T, K = batch.num_tokens, self.config.head_dim
+        q = ops.linear(x, layer.q.weight, layer.q.bias).reshape(T, -1, K)
+        k = ops.linear(x, layer.k.weight, layer.k.bias).reshape(T, -1, K)
+        v = ops.linear(x, layer.v.weight, layer.v.bias).reshape(T, -1, K)
+        q, k = ops.rotate(q, *angles), ops.rotate(k, *angles)
+        probe(f"{name}.q", q)
+        probe(f"{name}.k", k)
+        probe(f"{name}.v", v)
+        keys, values = kv_cache.keys[index, ...], kv_cache.values[index, ...]
+        ops.write_kv(k, v, keys, values, batch.slots)
+        gathered = ops.attention(q, keys, values, batch.positions, batch.query_starts, batch.block_tables)
+        probe(f"{name}.gathered", gathered)
+        output = ops.linear(gathered.reshape(T, -1), layer.output.weight, layer.output.bias)
+        probe(f"{name}.output", output)
+        return output
+
+    def _mlp(self, x: Array, index: int, probe: Probe) -> Array:
+        """The gated feed-forward layer, down(silu(gate(x)) * up(x)): [T, D] -> [T, D]."""
+        ops, layer, name = self.ops, self.layers[index], f"layers.{index}.mlp"
+        gate = ops.linear(x, layer.gate.weight, layer.gate.bias)
+        up = ops.linear(x, layer.up.weight, layer.up.bias)
+        gated = ops.swiglu(gate, up)
+        probe(f"{name}.gated", gated)
+        output = ops.linear(gated, layer.down.weight, layer.down.bias)
+        probe(f"{name}.output", output)
+        return output
+
+    def __repr__(self):
+        c = self.config
+        return (
+            f"Transformer({c.architecture}, {c.num_layers} layers, hidden {c.hidden_size}, {c.num_heads} query heads "
+            f"on {c.num_kv_heads} kv heads of {c.head_dim}, vocabulary {c.vocab_size}, {self.ops.__name__})"
+        )
+
+
+def rope_frequencies(config: ModelConfig) -> np.ndarray:
+    """Radians a position turns each of the K/2 pairs by, float32 [K/2]: from 1 down to nearly 1 / rope_theta.
+
+    Fast pairs tell neighbours apart, slow ones say where in the text a token is (Su et al. 2021, arXiv:2104.09864).
+    Worked out in float32, as the training code of these models did.
+    """
+    exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
+    frequencies = np.float32(1) / np.float32(config.rope_theta) ** exponents
+    scaling = config.rope_scaling
+    if scaling is None:
+        return frequencies
+    if scaling.kind == "linear":
+        return frequencies / np.float32(scaling.factor)
+    if scaling.kind == "per_frequency":
+        return frequencies / np.asarray(scaling.factors, np.float32)
+    # llama3: how many turns does a pair make over the original context? Those with many stay, those with few are
+    # slowed by the full factor, and between the two bounds the two are mixed.
+    turns = scaling.original_context_length * frequencies / np.float32(2 * math.pi)
+    span = scaling.high_freq_factor - scaling.low_freq_factor
+    kept = np.clip((turns - scaling.low_freq_factor) / span, 0, 1).astype(np.float32)
+    return kept * frequencies + (1 - kept) * frequencies / np.float32(scaling.factor)

@@ -1,0 +1,30 @@
+"""What every test may lean on: reproducible hypothesis runs, and the default model."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from minillm import catalog
+from minillm.checkpoints import Checkpoint, open_checkpoint
+
+# Nothing a test loads may come from the network, or be looked for there.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+# The same examples on every run; no deadline, for the first call of a kernel compiles it.
+settings.register_profile(
+    "minillm", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+settings.load_profile("minillm")
+
+
+@pytest.fixture(scope="session")
+def default_gguf() -> Path:
+    """The default model's file, fetched if this machine has not got it yet."""
+    return catalog.resolve()
+
+
+@pytest.fixture(scope="session")
+def default_checkpoint(default_gguf) -> Checkpoint:
+    return open_checkpoint(default_gguf)

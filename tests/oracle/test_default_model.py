@@ -1,0 +1,54 @@
+"""The default model against transformers in float32 on the same dequantized weights."""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from minillm import LLM, SamplingParams
+
+CHAT = [{"role": "user", "content": "Name three primary colours."}]
+PROMPTS = {
+    "english": "The quick brown fox jumps over the lazy dog, and then",
+    "code": "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
+    "korean": "안녕하세요, 오늘 날씨가 정말",
+    "emoji": "I love pizza 🍕 and ice cream 🍦 because",
+    "digits": "1 2 3 4 5 6 7 8 9 10 11 12 13 14",
+    "chat": CHAT,
+}
+NEW_TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def oracle(default_gguf):
+    """transformers' model and tokenizer, from the same file."""
+    where = {"pretrained_model_name_or_path": default_gguf.parent, "gguf_file": default_gguf.name}
+    model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).eval()
+    return model, transformers.AutoTokenizer.from_pretrained(**where)
+
+
+@pytest.fixture(scope="module", params=["numba", "numpy"])
+def llm(request, default_gguf):
+    return LLM(default_gguf, backend=request.param, context_length=256)
+
+
+@pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS)
+def test_ids_logits_and_greedy_tokens(llm, oracle, prompt):
+    model, tokenizer = oracle
+    if prompt is CHAT:
+        text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+        ids = llm.encode_chat(prompt)
+    else:
+        text, ids = prompt, llm.encode(prompt)
+    assert ids == tokenizer(text)["input_ids"]
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits[0].numpy()
+        continued = model.generate(torch.tensor([ids]), do_sample=False, min_new_tokens=NEW_TOKENS, max_new_tokens=NEW_TOKENS)
+
+    logits = llm.logits(ids)
+    assert logits.shape == expected.shape
+    assert np.abs(logits - expected).max() <= 2e-3
+    np.testing.assert_array_equal(np.argsort(-logits)[:, :5], np.argsort(-expected)[:, :5])
+
+    params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
+    assert llm.generate([ids], params)[0].token_ids == continued[0, len(ids) :].tolist()

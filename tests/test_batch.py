@@ -1,0 +1,129 @@
+"""Batch against the simplest way to lay chunks end to end; blocks against a count of who holds what."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from minillm.batch import Batch, Chunk
+from minillm.blocks import BlockAllocator
+from minillm.config import ModelConfig
+from minillm.kv_cache import KVCache
+
+CONFIG = ModelConfig("llama", 100, 16, 32, 2, 4, 2, 8, 64)
+
+
+@st.composite
+def chunk_lists(draw):
+    block_size = draw(st.integers(1, 9))
+    chunks = []
+    for row in range(draw(st.integers(1, 5))):
+        start, length, spare = draw(st.integers(0, 30)), draw(st.integers(1, 20)), draw(st.integers(0, 2))
+        table = [1000 * row + block for block in range(-(-(start + length) // block_size) + spare)]
+        chunks.append(Chunk(draw(st.lists(st.integers(0, 99), min_size=length, max_size=length)), start, table))
+    return block_size, chunks
+
+
+@given(chunk_lists())
+def test_chunks_lie_end_to_end_and_every_token_knows_its_place(case):
+    block_size, chunks = case
+    batch = Batch.from_chunks(chunks, block_size)
+    rows = [
+        (token, chunk.start + i, chunk.block_table[(chunk.start + i) // block_size], (chunk.start + i) % block_size)
+        for chunk in chunks
+        for i, token in enumerate(chunk.token_ids)
+    ]
+    assert batch.num_tokens == len(rows)
+    assert batch.num_sequences == len(chunks)
+    assert batch.token_ids.tolist() == [row[0] for row in rows]
+    assert batch.positions.tolist() == [row[1] for row in rows]
+    assert batch.slots.tolist() == [block * block_size + offset for _, _, block, offset in rows]
+    for row, chunk in enumerate(chunks):
+        own = batch.token_ids[batch.query_starts[row] : batch.query_starts[row + 1]]
+        assert own.tolist() == list(chunk.token_ids)
+        table = batch.block_tables[row].tolist()
+        assert table[: len(chunk.block_table)] == list(chunk.block_table)
+        assert set(table[len(chunk.block_table) :]) <= {-1}
+    assert f"{len(rows)} tokens of {len(chunks)} sequences" in repr(batch)
+
+
+def test_batches_that_make_no_sense_are_refused():
+    with pytest.raises(ValueError, match="at least one chunk"):
+        Batch.from_chunks([], 16)
+    with pytest.raises(ValueError, match="chunk 0 holds 0 tokens"):
+        Batch.from_chunks([Chunk([], 0, [0])], 16)
+    with pytest.raises(ValueError, match="chunk 1 holds 2 tokens from position 15 on; .* 1 blocks of 16 end at 16"):
+        Batch.from_chunks([Chunk([1], 0, [0]), Chunk([1, 2], 15, [1])], 16)
+
+
+class Blocks(RuleBasedStateMachine):
+    """Sequences grow and shrink; after every step each block is free or in exactly one table."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = BlockAllocator(num_blocks=12, block_size=4)
+        self.tables = [[], [], []]
+
+    @rule(row=st.integers(0, 2), num_tokens=st.integers(0, 60))
+    def extend(self, row, num_tokens):
+        table, before = self.tables[row], list(self.tables[row])
+        wanted = max(len(table), -(-num_tokens // 4))
+        if wanted - len(table) > self.blocks.num_free:
+            with pytest.raises(MemoryError, match=r"\d+ tokens need \d+ more blocks of 4, but \d+ of 12 are free"):
+                self.blocks.extend(table, num_tokens)
+            wanted = len(before)
+        else:
+            self.blocks.extend(table, num_tokens)
+        assert table[: len(before)] == before
+        assert len(table) == wanted
+
+    @rule(row=st.integers(0, 2), num_tokens=st.integers(0, 60))
+    def shrink(self, row, num_tokens):
+        before = list(self.tables[row])
+        self.blocks.shrink(self.tables[row], num_tokens)
+        assert self.tables[row] == before[: -(-num_tokens // 4)]
+
+    @precondition(lambda self: self.blocks.num_free)
+    @rule()
+    def freeing_what_nobody_holds_is_refused(self):
+        held = {block for table in self.tables for block in table}
+        free = next(block for block in range(12) if block not in held)
+        with pytest.raises(ValueError, match=f"block {free} is not held"):
+            self.blocks.shrink([free])
+
+    @invariant()
+    def every_block_is_in_one_place(self):
+        held = [block for table in self.tables for block in table]
+        assert len(held) == len(set(held)) == self.blocks.num_held
+        assert set(held) <= set(range(12))
+        assert self.blocks.num_free + self.blocks.num_held == 12
+
+
+TestBlocks = Blocks.TestCase
+
+
+@pytest.mark.parametrize(("num_blocks", "block_size"), [(0, 16), (4, 0), (-1, 1)])
+def test_a_pool_without_room_is_refused(num_blocks, block_size):
+    with pytest.raises(ValueError, match=f"got {num_blocks} blocks of {block_size}"):
+        BlockAllocator(num_blocks, block_size)
+
+
+def test_the_cache_tells_its_size_and_occupancy():
+    cache = KVCache(CONFIG, num_blocks=10, block_size=4)
+    assert cache.bytes_per_token == 2 * 2 * 2 * 8 * 4  # key and value, layers, kv heads, head_dim, float32
+    assert cache.num_bytes == cache.keys.nbytes + cache.values.nbytes == 40 * cache.bytes_per_token
+    table = []
+    cache.blocks.extend(table, 9)
+    assert len(table) == 3
+    assert cache.occupancy == 0.3
+    assert cache.num_bytes_held == 12 * cache.bytes_per_token
+    assert "3 of 10 blocks of 4 held" in repr(cache)
+
+
+def test_a_contiguous_cache_is_one_large_block():
+    cache = KVCache.contiguous(CONFIG, length=50)
+    assert (cache.num_blocks, cache.block_size) == (1, 50)
+    assert cache.keys.shape == (2, 1, 2, 8, 50)
+    assert cache.values.shape == (2, 1, 2, 50, 8)
+    assert np.shares_memory(cache.keys[1], cache.keys)

@@ -1,0 +1,279 @@
+"""Chat templates against transformers, and against templates that mean harm."""
+
+import contextlib
+import sys
+import time
+import tracemalloc
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from minillm.chat_template import ChatTemplate
+from minillm.errors import ChatTemplateError, RequestError
+
+HI = [{"role": "user", "content": "Hi <there> & 'all' 안녕"}]
+
+
+def chat(source, messages=HI, **variables):
+    return ChatTemplate(source).render(messages, **variables)
+
+
+# As in transformers
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' "
+    "+ '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+SYSTEM_FIRST = """
+{%- if messages[0].role == 'system' %}
+    {%- set system = messages[0].content %}{% set rest = messages[1:] %}
+{%- else %}
+    {%- set system = 'You are ' ~ (name | default('nobody')) ~ '.' %}{% set rest = messages %}
+{%- endif %}
+{{ bos_token }}{{ system | trim }}
+{% for message in rest %}
+    {%- if message.role == 'assistant' %}
+        {%- generation %}{{ message.content.strip().replace('a', 'bb') }}{{ eos_token }}{% endgeneration %}
+    {%- elif loop.first or message['content'].startswith('x') %}
+        {{- "[%s|%3d] " % (message.role, loop.index) + message.content | upper }}
+    {%- else %}
+        {%- if loop.index > 4 %}{% break %}{% endif %}
+        {{- '{} {:>9}'.format(message.role, message.content[:5]) }}
+    {%- endif %}
+{% endfor %}
+{{- {'roles': messages | map(attribute='role') | list, 'n': messages | length, 'é<&': none} | tojson }}
+{{- tools | tojson(indent=2) if tools is not none }}
+"""
+STATE = """
+{%- macro turn(message, ns) %}{% set ns.count = ns.count + 1 %}<{{ message.role }} {{ ns.count }}>
+    {%- for line in message.content.split('\n') if line %}{{ line | indent(2, true) }};{% endfor %}
+{%- endmacro %}
+{%- set ns = namespace(count=0, seen=[]) %}
+{%- for message in messages %}
+    {{- turn(message, ns) }}
+    {%- set ns.seen = ns.seen + [message.role] %}
+{%- endfor %}
+{{- ns.seen | join(', ') }}|{{ ns.seen | unique | sort | join }}|{{ ns.count ** 2 }}|{{ dict(a=1).items() | list }}
+{{- messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | join('-') }}
+{{- "%s:%s" | format('x', ns.count) }}
+"""
+CONTENT = st.text(max_size=20) | st.text("ax<&>\n '{}%", max_size=20)
+MESSAGES = st.lists(
+    st.fixed_dictionaries({"role": st.sampled_from(["system", "user", "assistant"]), "content": CONTENT}),
+    min_size=1,
+    max_size=7,
+)
+TOOLS = st.none() | st.just([{"type": "function", "function": {"name": "näme", "parameters": {"n": [1, 2.5, True]}}}])
+
+
+@pytest.mark.parametrize("source", [CHATML, SYSTEM_FIRST, STATE], ids=["chatml", "system_first", "state"])
+@settings(max_examples=50)
+@given(messages=MESSAGES, tools=TOOLS, prompt=st.booleans())
+def test_renders_as_in_transformers(source, messages, tools, prompt):
+    variables = {"bos_token": "<s>", "eos_token": "</s>"}
+    (expected,), _ = render_jinja_template(
+        [messages], tools=tools, chat_template=source, add_generation_prompt=prompt, **variables
+    )
+    assert chat(source, messages, tools=tools, add_generation_prompt=prompt, **variables) == expected
+
+
+@settings(max_examples=50)
+@given(messages=MESSAGES, prompt=st.booleans())
+def test_the_default_model_as_in_transformers(default_checkpoint, messages, prompt):
+    tokenizer = default_checkpoint.tokenizer
+    (expected,), _ = render_jinja_template(
+        [messages], chat_template=tokenizer.chat_template, add_generation_prompt=prompt, **tokenizer.special_tokens
+    )
+    assert tokenizer.apply_chat_template(messages, add_generation_prompt=prompt) == expected
+
+
+def test_the_date():
+    assert chat("{{ strftime_now('%Y-%m-%d') }}") >= "2024-01-01"
+
+
+def test_a_long_conversation_is_no_attack():
+    messages = [{"role": "user", "content": "lorem ipsum " * 200}] * 2000  # 4.8 million characters
+    assert len(chat(CHATML, messages)) > 4_800_000
+    assert chat(STATE, messages).count("<user ") == 2000
+
+
+# What goes wrong in good faith
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ([], "empty"),
+        ("Hi", "wants a list of dicts, found str"),
+        (None, "found NoneType"),
+        (["Hi"], r"messages\[0\]: wants a dict, found str"),
+        ([*HI, {"role": "user"}], r"messages\[1\]\['content'\]: wants text, found nothing"),
+        ([{"role": 3, "content": "x"}], r"\['role'\]: wants text, found int"),
+        ([{"role": "user", "content": None}], "found NoneType"),
+    ],
+)
+def test_malformed_messages(messages, words):
+    with pytest.raises(RequestError, match=words):
+        chat(CHATML, messages)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("a\n{% if %}", "line 2: Expected an expression"),
+        ("a\nb\n{{ nobody() }}", "line 3: 'nobody' is undefined"),
+        ("\n{{ raise_exception('Roles must alternate') }}", "line 2: Roles must alternate"),
+        ("{{ messages.x.y }}", "line 1: .*has no attribute 'x'"),
+        ("\n\n\n{{ 1 / 0 }}", "line 4: ZeroDivisionError"),
+        ("{{ 'a' | nonsense }}", "nonsense"),
+        ("{{ tools.x | tojson }}", "line 1"),
+        (None, "wants text, found NoneType"),
+        ("x" * 1_000_001, "1,000,001 characters"),
+    ],
+)
+def test_broken_templates(source, words):
+    with pytest.raises(ChatTemplateError, match=words):
+        chat(source)
+
+
+# What means harm
+
+BREAKOUTS = [
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ messages.__init__.__globals__ }}",
+    "{{ raise_exception.__globals__['sys'] }}",
+    "{{ strftime_now.__code__.co_consts }}",
+    "{{ self.__init__.__globals__ }}",
+    "{{ self._TemplateReference__context.environment }}",
+    "{{ (messages | attr('__class__')).mro() }}",
+    "{{ (messages | map(attribute='__class__') | first).mro() }}",
+    "{{ '{0.__class__.mro}'.format(1) + 1 }}",
+    "{{ '{0.__class__}'.format_map({}) }}",
+    "{{ dict.mro() }}",
+    "{{ namespace.__init__.__globals__ }}",
+    "{{ namespace(__class__=1) }}",
+    "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
+    "{{ messages.append(1) }}",
+    "{{ messages[0].update(role='system') }}",
+    "{{ messages[0].pop('role') }}",
+    "{{ lipsum.__globals__ }}",
+    "{{ cycler.__init__ }}{{ cycler(1) }}",
+    "{% include '/etc/passwd' %}",
+    "{% import '/etc/passwd' as x %}",
+    "{% from 'x' import y %}",
+    "{% extends '/etc/passwd' %}",
+    "{{ environment.loader.x }}",
+    "{{ 'a'.encode().decode() }}",
+]
+DOUBLING = "{{% set ns = namespace(x={start}) %}}{{% for i in range(99) %}}{step}{{% endfor %}}{{{{ ns.x | tojson }}}}"
+BOMBS = [
+    "{{ 'a' * 10 ** 10 }}",
+    "{{ 10 ** 10 * [1] }}",
+    "{{ 9 ** (9 ** 9) }}",
+    "{% set ns = namespace(x=9) %}{% for i in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+    "{{ 'a' | center(10 ** 9) }}",
+    "{{ 'a'.center(10 ** 9) }}{{ 'a'.ljust(10 ** 9) }}",
+    "{{ 'a'.zfill(width) }}",
+    "{{ '{:9999999999}'.format(1) }}",
+    "{{ '{:{}}'.format(1, 99999) }}",
+    "{{ '{0:{1[0]}}'.format(1, [10 ** 9]) }}",
+    "{{ '%0999999999d' % 1 }}",
+    "{{ '%(a)999999999d' % {'a': 1} }}",
+    "{{ '%.999999999f' | format(1.0) }}",
+    "{{ '%*d' | format(99999, 1) }}",
+    "{% set f = '{0}' * 1000 %}{{ f.format('a' * 10000) }}",
+    "{% set b = 'a' * 100000 %}{{ ('%(b)s' * 1000) % {'b': b} }}",
+    "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
+    "{% for a in range(99999) if range(99999) | select('odd') | list == 0 %}{% endfor %}",
+    "{{ range(10 ** 9) | list }}",
+    "{% macro m(n) %}{{ m(n) }}{% endmacro %}{{ m(1) }}",
+    "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(50) }}",
+    "{% block a %}{{ self.a() }}{{ self.a() }}{% endblock %}",
+    "{% for a in [[1]] recursive %}{{ loop([a]) }}{{ loop([a]) }}{% endfor %}",
+    DOUBLING.format(start="'a'", step="{% set ns.x = ns.x + ns.x %}"),
+    DOUBLING.format(start="'a'", step="{% set ns.x = ns.x ~ ns.x %}"),
+    DOUBLING.format(start="'a'", step="{% set ns.x = [ns.x, ns.x] | join %}"),
+    DOUBLING.format(start="'a'", step="{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}"),
+    DOUBLING.format(start="'a'", step="{% set ns.x = '%s%s' % (ns.x, ns.x) %}"),
+    DOUBLING.format(start="'a'", step="{% set ns.x = '{0}{0}'.format(ns.x) %}"),
+    DOUBLING.format(start="'a'", step="{% set ns.x = ns.x.replace('a', 'aa') %}"),
+    DOUBLING.format(start="'&' * 10000", step="{% set ns.x = (ns.x | escape) ~ '' %}"),
+    DOUBLING.format(start="[1]", step="{% set ns.x = ns.x + ns.x %}"),
+    DOUBLING.format(start="[1]", step="{% set ns.x = [ns.x, ns.x] %}"),
+    DOUBLING.format(start="[1]", step="{% set ns.x = (ns.x, ns.x) %}"),
+    DOUBLING.format(start="[1]", step="{% set ns.x = {'a': ns.x, 'b': ns.x} %}"),
+    DOUBLING.format(start="[1]", step="{% set ns.x = dict(a=ns.x, b=ns.x) %}"),
+    DOUBLING.format(start="[1]", step="{% set ns.x = ns.x | map('string') | list + ns.x %}"),
+    DOUBLING.format(start="[1]", step="{% set ns.x = namespace(a=ns.x, b=ns.x) %}"),
+    "{% set b = 'a' * 100000 %}{{ b.replace('a', b) }}",
+    "{% set b = 'a' * 100000 %}{{ b | replace(old='', new=b) }}",
+    "{% set b = 'a' * 100000 %}{{ ([b] * 100000) | join }}",
+    "{% set b = 'a' * 100000 %}{{ b.join(b) }}",
+    "{{ ('a\n' * 100000) | indent(100000) }}",
+    "{{ range(9999) | list | tojson(indent=100000) }}",
+    "{{ 1.5 | round(10 ** 9, 'ceil') }}",
+    "{{ 'a'.translate({97: 'b' * 1000}) }}",
+    "{{ ('\t' * 1000).expandtabs(100000) }}",
+    "{{ {}.fromkeys(range(9), 1) }}",
+    "{{ (1).to_bytes(100000) }}",
+    "{% for i in range(99999) %}" + "x" * 200_000 + "{% endfor %}",
+    "{% for i in range(99999) %}{{ '" + "x" * 200_000 + "' }}{% endfor %}",
+    "{% set b = 'a' * 1000000 %}{% for i in range(99999) %}{% set c = b[1:] %}{% endfor %}",
+    "{% set ns = namespace(g=[]) %}{% for i in range(99999) %}{% set ns.g = ns.g | map('trim') %}{% endfor %}",
+    "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+    "{{ " + "+".join(["a"] * 20_000) + " }}",
+    "{{ a" + ".b" * 5000 + " }}",
+    "{% if a %}" * 3000 + "{% endif %}" * 3000,
+    "{% for a in b %}" * 50 + "{% endfor %}" * 50,
+    "{{ " + "9" * 10_000 + " }}",
+    "{{ strftime_now('%Y' * 1000000) }}",
+]
+
+
+@pytest.mark.parametrize("source", BREAKOUTS)
+def test_breaking_out(source):
+    messages = [dict(HI[0])]
+    with pytest.raises(ChatTemplateError):
+        chat(source, messages)
+    assert messages == HI
+
+
+@pytest.mark.parametrize("source", BOMBS, ids=lambda source: source[:70])
+def test_bombs_are_stopped_early_and_small(source):
+    start = time.monotonic()
+    with pytest.raises(ChatTemplateError, match="chat template"):
+        chat(source, width=10**9)
+    assert time.monotonic() - start < 10
+
+
+@pytest.mark.parametrize("source", [bomb for bomb in BOMBS if "100000" in bomb or "10 **" in bomb][:12])
+def test_bombs_take_little_memory(source):
+    tracemalloc.start()
+    with pytest.raises(ChatTemplateError):
+        chat(source)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 40_000_000
+
+
+def test_what_was_imported_before_is_all_that_is_there():
+    before = set(sys.modules)
+    for source in BREAKOUTS:
+        with pytest.raises(ChatTemplateError):
+            chat(source)
+    assert set(sys.modules) == before
+
+
+PIECES = [
+    *("{{", "}}", "{%", "%}", "{#", "#}", "for", "in", "if", "endif", "endfor", "set", "macro", "endmacro", "ns"),
+    *("'", "a", "1", "+", "*", "~", "|", "(", ")", "[", "]", ".", "messages", "range", "loop", "=", " ", "\n", "join"),
+]
+
+
+@settings(max_examples=300)
+@given(source=st.lists(st.sampled_from(PIECES), max_size=25).map(" ".join) | st.text(max_size=30))
+def test_fuzzed_templates_render_or_say_why_not(source):
+    with contextlib.suppress(ChatTemplateError):
+        assert isinstance(chat(source), str)

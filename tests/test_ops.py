@@ -1,0 +1,320 @@
+"""Every operation, in every backend, against PyTorch; and the compiled ones against themselves, bit for bit."""
+
+import array_api_strict
+import numba
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minillm.ops import BACKENDS, backend, jit, reference
+from minillm.quantization import QuantizedMatrix
+
+TOLERANCE = 2e-5  # of the output's scale
+BACKEND_NAMES = ["numba", "numpy"]
+
+seeds = st.integers(0, 2**32 - 1)
+sizes = st.integers(1, 150)
+
+
+def randoms(seed, *shapes):
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
+
+
+def quantized(seed, outputs, blocks, block_size, with_minimum):
+    rng = np.random.default_rng(seed)
+    return QuantizedMatrix(
+        rng.integers(-128, 128, (outputs, blocks, block_size), dtype=np.int8),
+        rng.standard_normal((outputs, blocks), dtype=np.float32),
+        rng.standard_normal((outputs, blocks), dtype=np.float32) if with_minimum else None,
+    )
+
+
+def assert_close(actual, expected, scale=None):
+    """Equal within TOLERANCE of the output's scale: its largest number, or what a sum would be without cancellation."""
+    expected = np.asarray(expected)
+    assert actual.shape == expected.shape
+    assert actual.dtype == np.float32
+    assert np.abs(actual - expected).max() <= TOLERANCE * (np.abs(expected).max() if scale is None else scale)
+
+
+def scale_of_product(x, weights):
+    """What x @ weights.T would be like if its terms had random signs."""
+    return np.sqrt((x.astype(np.float64) ** 2) @ (weights.astype(np.float64) ** 2).T).max()
+
+
+@pytest.fixture(params=BACKEND_NAMES)
+def ops(request):
+    return backend(request.param)
+
+
+def test_backends_have_the_same_functions_and_parameters():
+    def interface(module):
+        import inspect
+
+        names = [line.split("(")[0].strip() for line in ops_docstring_lines()]
+        signatures = {}
+        for entry in names:
+            for name in entry.split(","):
+                function = getattr(module, name.strip())
+                parameters = list(inspect.signature(getattr(function, "py_func", function)).parameters)
+                signatures[name.strip()] = [p for p in parameters if p != "xp"]
+        return signatures
+
+    def ops_docstring_lines():
+        import minillm.ops
+
+        return [line for line in minillm.ops.__doc__.splitlines() if line.startswith("    ")]
+
+    assert interface(jit) == interface(reference)
+    assert "attention" in interface(jit)
+
+
+def test_an_unknown_backend_is_named_with_those_there_are():
+    with pytest.raises(ValueError, match=r"'cuda' is unknown; there are numba, numpy, reference"):
+        backend("cuda")
+    assert {backend(name) for name in BACKENDS} == {jit, reference}
+
+
+@given(seed=seeds, rows=st.integers(1, 9), outputs=sizes, inputs=sizes, has_bias=st.booleans())
+def test_linear(ops, seed, rows, outputs, inputs, has_bias):
+    x, weight, bias = randoms(seed, (rows, inputs), (outputs, inputs), (outputs,))
+    bias = bias if has_bias else None
+    expected = torch.nn.functional.linear(
+        torch.tensor(x).double(),
+        torch.tensor(weight).double(),
+        None if bias is None else torch.tensor(bias).double(),
+    )
+    assert_close(ops.linear(x, ops.as_matrix(weight), bias), expected, scale_of_product(x, weight))
+
+
+@given(
+    seed=seeds,
+    rows=st.integers(1, 9),
+    outputs=sizes,
+    blocks=st.integers(1, 5),
+    block_size=st.sampled_from([16, 32]),
+    with_minimum=st.booleans(),
+)
+def test_linear_with_quantized_weights(ops, seed, rows, outputs, blocks, block_size, with_minimum):
+    matrix = quantized(seed, outputs, blocks, block_size, with_minimum)
+    (x,) = randoms(seed, (rows, blocks * block_size))
+    weights = matrix.dequantize()
+    expected = torch.tensor(x).double() @ torch.tensor(weights).double().T
+    # codes times scale and the minimum may nearly cancel in a weight; they are summed apart
+    parts = np.abs(matrix.codes * matrix.scales[:, :, None]).reshape(matrix.shape)
+    if with_minimum:
+        parts = parts + np.abs(np.repeat(matrix.minimums, block_size, axis=1))
+    assert_close(ops.linear(x, ops.as_matrix(matrix)), expected, scale_of_product(x, parts))
+
+
+@given(seed=seeds, vocabulary=sizes, hidden=st.integers(1, 3), is_quantized=st.booleans(), count=st.integers(1, 9))
+def test_embed_gives_exactly_the_rows(ops, seed, vocabulary, hidden, is_quantized, count):
+    weights = quantized(seed, vocabulary, hidden, 32, True) if is_quantized else randoms(seed, (vocabulary, hidden))[0]
+    ids = np.random.default_rng(seed).integers(0, vocabulary, count).astype(np.int32)
+    rows = weights.dequantize() if is_quantized else weights
+    expected = torch.nn.functional.embedding(torch.tensor(ids), torch.tensor(rows))
+    found = ops.to_numpy(ops.embed(ids, ops.as_matrix(weights)))
+    # code x scale + minimum is one rounding where a fused multiply-add does it, two where not
+    np.testing.assert_allclose(found, expected, rtol=3e-7, atol=1e-5 if is_quantized else 0)
+
+
+@given(seed=seeds, outputs=sizes, blocks=st.integers(1, 4), with_minimum=st.booleans())
+def test_tiles_hold_the_matrix_and_zeros(seed, outputs, blocks, with_minimum):
+    matrix = quantized(seed, outputs, blocks, 32, with_minimum)
+    np.testing.assert_array_equal(jit.widen(jit.as_matrix(matrix)), matrix.dequantize())
+    plain = matrix.dequantize()[:, : 32 * blocks - 5]
+    np.testing.assert_array_equal(jit.widen(jit.as_matrix(plain)), plain)
+
+
+@given(seed=seeds, rows=st.integers(1, 9), size=sizes, eps=st.sampled_from([1e-6, 1e-5, 1e-2]))
+def test_rms_norm(ops, seed, rows, size, eps):
+    x, weight = randoms(seed, (rows, size), (size,))
+    expected = torch.nn.functional.rms_norm(torch.tensor(x).double(), (size,), torch.tensor(weight).double(), eps)
+    assert_close(ops.rms_norm(x, weight, eps), expected)
+
+
+@given(seed=seeds, rows=st.integers(1, 9), size=sizes)
+def test_swiglu(ops, seed, rows, size):
+    gate, up = randoms(seed, (rows, size), (rows, size))
+    gate *= 30  # far enough out for exp to matter
+    expected = torch.nn.functional.silu(torch.tensor(gate).double()) * torch.tensor(up).double()
+    assert_close(ops.swiglu(gate, up), expected)
+
+
+@given(seed=seeds, rows=st.integers(1, 9), size=sizes)
+def test_softmax(seed, rows, size):
+    (x,) = randoms(seed, (rows, size))
+    x *= 100
+    assert_close(reference.softmax(x), torch.softmax(torch.tensor(x).double(), -1))
+
+
+@given(seed=seeds, tokens=st.integers(1, 9), heads=st.integers(1, 4), half=st.integers(1, 32))
+def test_rotary_embedding_is_a_multiplication_of_complex_numbers(ops, seed, tokens, heads, half):
+    (x,) = randoms(seed, (tokens, heads, 2 * half))
+    rng = np.random.default_rng(seed)
+    positions = rng.integers(0, 2000, tokens).astype(np.int32)
+    frequencies = rng.random(half, dtype=np.float32)
+    # the angle is a float32 product, as in the models' training; from there on the oracle is exact
+    angles = torch.tensor(positions)[:, None].float() * torch.tensor(frequencies)[None, :]
+    turned = torch.complex(torch.tensor(x[..., :half]).double(), torch.tensor(x[..., half:]).double())
+    turned = turned * torch.polar(torch.ones_like(angles).double(), angles.double())[:, None, :]
+    expected = torch.cat([turned.real, turned.imag], -1)
+    assert_close(ops.rotate(x, *ops.rotary_angles(positions, frequencies)), expected)
+
+
+def paged_case(seed, lengths, chunk_lengths, kv_heads, group, head_dim, block_size):
+    """Sequences of which the last tokens are queries, their keys scattered over the blocks of a pool."""
+    rng = np.random.default_rng(seed)
+    blocks = [-(-length // block_size) for length in lengths]
+    pool = rng.permutation(sum(blocks) + 2).astype(np.int32)
+    tables = np.full((len(lengths), max(blocks)), -1, np.int32)
+    keys = rng.standard_normal((len(pool), kv_heads, head_dim, block_size), dtype=np.float32)
+    values = rng.standard_normal((len(pool), kv_heads, block_size, head_dim), dtype=np.float32)
+    sequences, positions, taken = [], [], 0
+    for row, (length, count) in enumerate(zip(lengths, chunk_lengths, strict=True)):
+        tables[row, : blocks[row]] = pool[taken : taken + blocks[row]]
+        taken += blocks[row]
+        own = tables[row, : blocks[row]]
+        k = np.concatenate([keys[block] for block in own], axis=2)[:, :, :length].transpose(0, 2, 1)
+        v = np.concatenate([values[block] for block in own], axis=1)[:, :length]
+        sequences.append((k, v))
+        positions += range(length - count, length)
+    queries = rng.standard_normal((len(positions), kv_heads * group, head_dim), dtype=np.float32)
+    starts = np.concatenate([[0], np.cumsum(chunk_lengths)]).astype(np.int32)
+    return queries, keys, values, np.array(positions, np.int32), starts, tables, sequences
+
+
+sequence_lengths = st.lists(
+    st.integers(1, 70).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n))), min_size=1, max_size=4
+)
+attention_shapes = {
+    "seed": seeds,
+    "lengths": sequence_lengths,
+    "kv_heads": st.integers(1, 3),
+    "group": st.integers(1, 3),
+    "head_dim": st.sampled_from([2, 6, 16, 64]),
+    "block_size": st.sampled_from([1, 3, 16, 128]),
+}
+
+
+@given(**attention_shapes)
+def test_attention_over_blocks(ops, seed, lengths, kv_heads, group, head_dim, block_size):
+    *arguments, sequences = paged_case(seed, *zip(*lengths, strict=True), kv_heads, group, head_dim, block_size)
+    queries, starts = arguments[0], arguments[4]
+    expected = []
+    for row, (k, v) in enumerate(sequences):
+        q = torch.tensor(queries[starts[row] : starts[row + 1]]).double().transpose(0, 1)
+        n, m = q.shape[1], k.shape[1]
+        mask = torch.ones(n, m, dtype=bool).tril(m - n)
+        k, v = (torch.tensor(a).double().repeat_interleave(group, 0) for a in (k, v))
+        expected.append(torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(0, 1))
+    assert_close(ops.attention(*arguments), torch.cat(expected), scale=max(np.abs(v).max() for _, v in sequences))
+
+
+@given(seed=seeds, tokens=st.integers(1, 9), block_size=st.sampled_from([1, 4, 16]))
+def test_write_kv_touches_its_slots_and_nothing_else(ops, seed, tokens, block_size):
+    rng = np.random.default_rng(seed)
+    keys, values = randoms(seed, (tokens, 2, 6), (tokens, 2, 6))
+    key_blocks = np.zeros((20, 2, 6, block_size), np.float32)
+    value_blocks = np.zeros((20, 2, block_size, 6), np.float32)
+    slots = rng.permutation(20 * block_size)[:tokens]
+    ops.write_kv(keys, values, key_blocks, value_blocks, slots)
+    flat_keys = key_blocks.transpose(0, 3, 1, 2).reshape(-1, 2, 6)
+    flat_values = value_blocks.transpose(0, 2, 1, 3).reshape(-1, 2, 6)
+    np.testing.assert_array_equal(flat_keys[slots], keys)
+    np.testing.assert_array_equal(flat_values[slots], values)
+    assert np.count_nonzero(flat_keys.any(axis=(1, 2))) == tokens
+    assert np.count_nonzero(flat_values.any(axis=(1, 2))) == tokens
+
+
+# --- the same bits ------------------------------------------------------------------------------------------------
+
+
+@given(seed=seeds, rows=st.integers(2, 23), outputs=sizes, blocks=st.integers(1, 6), form=st.integers(0, 2))
+def test_a_row_alone_and_among_others_has_the_same_bits(seed, rows, outputs, blocks, form):
+    (x,) = randoms(seed, (rows, blocks * 32))
+    weights = quantized(seed, outputs, blocks, 32, form == 1)
+    matrix = jit.as_matrix(weights.dequantize() if form == 2 else weights)
+    together = jit.linear(x, matrix)
+    for row in range(rows):
+        np.testing.assert_array_equal(jit.linear(x[row : row + 1], matrix)[0], together[row])
+
+
+@given(**attention_shapes)
+def test_attention_of_a_token_has_the_same_bits_in_any_chunk_and_block_size(
+    seed, lengths, kv_heads, group, head_dim, block_size
+):
+    *together, sequences = paged_case(seed, *zip(*lengths, strict=True), kv_heads, group, head_dim, block_size)
+    queries, _, _, positions, starts, _ = together
+    attended = jit.attention(*together)
+    for row, (k, v) in enumerate(sequences):
+        # the sequence alone, unbroken: one block that is as long as it is
+        keys, values = k.transpose(0, 2, 1)[None].copy(), v[None].copy()
+        for token in range(starts[row], starts[row + 1]):
+            alone = jit.attention(
+                queries[token : token + 1],
+                keys,
+                values,
+                positions[token : token + 1],
+                np.array([0, 1], np.int32),
+                np.array([[0]], np.int32),
+            )
+            np.testing.assert_array_equal(alone[0], attended[token])
+
+
+@settings(max_examples=20)
+@given(seed=seeds, rows=st.integers(1, 9))
+@pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS < 2, reason="one core has no threads to compare")
+def test_threads_do_not_change_a_bit(seed, rows):
+    (x,) = randoms(seed, (rows, 64))
+    matrix = jit.as_matrix(quantized(seed, 500, 2, 32, True))
+    products = []
+    for threads in (1, 2, numba.config.NUMBA_NUM_THREADS):
+        jit.set_num_threads(threads)
+        products.append(jit.linear(x, matrix))
+    jit.set_num_threads(None)
+    for other in products[1:]:
+        np.testing.assert_array_equal(products[0], other)
+
+
+@pytest.mark.parametrize("threads", [0, -1, 10_000])
+def test_threads_out_of_range_are_refused(threads):
+    with pytest.raises(ValueError, match=f"threads is {threads}; this machine has 1 to"):
+        jit.set_num_threads(threads)
+    with pytest.raises(ValueError, match="OMP_NUM_THREADS"):
+        reference.set_num_threads(threads)
+
+
+# --- any array library --------------------------------------------------------------------------------------------
+
+
+@given(**attention_shapes)
+@settings(max_examples=20)
+def test_the_reference_runs_on_any_array_library(seed, lengths, kv_heads, group, head_dim, block_size):
+    """array_api_strict refuses whatever the array API standard does not promise."""
+    *arguments, _ = paged_case(seed, *zip(*lengths, strict=True), kv_heads, group, head_dim, block_size)
+    xp, ids = array_api_strict, np.array([2, 0, 1], np.int32)
+    x, weight, bias, norm = randoms(seed, (3, 8), (4, 8), (4,), (8,))
+
+    def everything(convert):
+        a, w, b, n = convert(x), convert(weight), convert(bias), convert(norm)
+        heads = reference.linear(a, w, b)[:, None, :]
+        angles = reference.rotary_angles(ids, convert(np.array([1, 0.1], np.float32)))
+        turned = reference.rotate(heads, *angles)
+        keys, values = convert(arguments[1].copy()), convert(arguments[2].copy())
+        yield reference.embed(ids, w)
+        yield turned
+        yield reference.rms_norm(a, n, 1e-5)
+        yield reference.swiglu(a, a)
+        yield reference.attention(convert(arguments[0]), keys, values, *arguments[3:])
+        (new,) = randoms(seed, (2, kv_heads, head_dim))
+        reference.write_kv(convert(new), convert(new), keys, values, np.array([0, block_size + 0]))
+        yield keys
+        yield values
+
+    for strict, plain in zip(everything(xp.asarray), everything(np.asarray), strict=True):
+        assert type(strict) is type(xp.asarray(0.0))
+        np.testing.assert_allclose(np.asarray(strict), plain, rtol=1e-6, atol=1e-6)
