@@ -67,10 +67,7 @@ class Batch:
                 )
             block_tables[row, : len(chunk.block_table)] = chunk.block_table
         positions = np.concatenate(
-            [
-                np.arange(chunk.start, chunk.start + length)
-                for chunk, length in zip(chunks, lengths, strict=True)
-            ]
+            [np.arange(chunk.start, chunk.start + length) for chunk, length in zip(chunks, lengths, strict=True)]
         )
         blocks = block_tables[np.repeat(np.arange(len(chunks)), lengths), positions // block_size]
         return cls(
@@ -93,9 +90,7 @@ class Batch:
 
     def __repr__(self):
         spans = ", ".join(
-            f"{self.positions[start]}..{self.positions[stop - 1]}"
-            if stop - start > 1
-            else f"{self.positions[start]}"
+            f"{self.positions[start]}..{self.positions[stop - 1]}" if stop - start > 1 else f"{self.positions[start]}"
             for start, stop in zip(self.query_starts[:-1], self.query_starts[1:], strict=True)
         )
         return f"Batch({self.num_tokens} tokens of {self.num_sequences} sequences, positions {spans})"

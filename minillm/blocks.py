@@ -13,14 +13,10 @@ class BlockAllocator:
 
     def __init__(self, num_blocks: int, block_size: int):
         if num_blocks < 1 or block_size < 1:
-            raise ValueError(
-                f"a pool needs blocks and blocks need room: got {num_blocks} blocks of {block_size}"
-            )
+            raise ValueError(f"a pool needs blocks and blocks need room: got {num_blocks} blocks of {block_size}")
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._free = list(
-            range(num_blocks - 1, -1, -1)
-        )  # a stack: the last freed block is the next handed out
+        self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the last freed block is the next handed out
         self._held: set[int] = set()
 
     @property

@@ -17,11 +17,11 @@ import numpy as np
 
 from minillm import catalog
 from minillm.batch import Batch, Chunk
+from minillm.catalog import Report
 from minillm.checkpoints import open_checkpoint
 from minillm.errors import RequestError
 from minillm.kv_cache import KVCache
 from minillm.ops import backend as find_backend
-from minillm.catalog import Report
 from minillm.sampling import SamplingParams, sample
 from minillm.sequence import Sequence
 from minillm.stopping import StopMatcher

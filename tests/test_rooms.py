@@ -24,13 +24,9 @@ MAY_USE = {
     "stopping": set(),
     "kv_cache": {"blocks", "config"},
     "transformer": {"ops", "batch", "kv_cache", "config"},
-    "chat_template": {"template_sandbox"},
-    "detokenizer": set(),
-    "gguf_tokenizer": set(),
-    "tokenizer": {"chat_template", "detokenizer", "gguf_tokenizer"},
+    "tokenizer": set(),
     "checkpoints": {"config", "quantization", "tokenizer"},
-    "progress": set(),
-    "catalog": {"progress"},
+    "catalog": set(),
 }
 # These stand on top and may use whatever they need, but not each other's betters.
 FRONT = {"llm": {"cli"}, "cli": set(), "": {"cli"}}  # room -> what it may not use

@@ -1,7 +1,7 @@
 """Lesson 1's exercises. `pytest lessons/01_tokens` tells you whether they are right."""
 
 ANSWERS = {
-    "visible": "minillm.detokenizer.visible",
+    "visible": "minillm.tokenizer.detokenizer.visible",
     "overlap": "minillm.stopping.StopMatcher._overlap",
 }
 

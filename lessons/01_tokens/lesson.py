@@ -193,7 +193,7 @@ print("at the end:", repr(decoder.finish()))
 # and rocket, which a screen draws as one. The decoder is the standard library's incremental UTF-8 decoder, fed with the
 # bytes that each token stands for:
 #
-# {{ source: minillm.detokenizer._ByteStream.push }}
+# {{ source: minillm.tokenizer.detokenizer._ByteStream.push }}
 
 # %% [markdown]
 # ## Tokens that are not text

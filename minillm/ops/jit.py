@@ -66,7 +66,7 @@ class TiledMatrix:
 
 
 def as_vector(values: np.ndarray) -> np.ndarray:
-    """A norm's weights or a layer's bias: float32, contiguous, and writable, for Numba compiles anew for what is not."""
+    """A norm's weights or a layer's bias, copied: Numba compiles anew for arrays that cannot be written to."""
     return np.array(values, np.float32)
 
 

@@ -21,10 +21,23 @@ NEW_TOKENS = 24
 
 @pytest.fixture(scope="module")
 def oracle(default_gguf):
-    """transformers' model and tokenizer, from the same file."""
+    """What transformers makes of each prompt, from the same file: ids, logits, greedy continuation."""
     where = {"pretrained_model_name_or_path": default_gguf.parent, "gguf_file": default_gguf.name}
     model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).eval()
-    return model, transformers.AutoTokenizer.from_pretrained(**where)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
+
+    def answer(prompt):
+        if prompt is CHAT:
+            prompt = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+        ids = tokenizer(prompt)["input_ids"]
+        with torch.no_grad():
+            logits = model(torch.tensor([ids])).logits[0].numpy()
+            greedy = model.generate(
+                torch.tensor([ids]), do_sample=False, max_new_tokens=NEW_TOKENS, eos_token_id=-1, pad_token_id=0
+            )
+        return ids, logits, greedy[0, len(ids) :].tolist()
+
+    return {name: answer(prompt) for name, prompt in PROMPTS.items()}
 
 
 @pytest.fixture(scope="module", params=["numba", "numpy"])
@@ -32,18 +45,12 @@ def llm(request, default_gguf):
     return LLM(default_gguf, backend=request.param, context_length=256)
 
 
-@pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS)
-def test_ids_logits_and_greedy_tokens(llm, oracle, prompt):
-    model, tokenizer = oracle
-    if prompt is CHAT:
-        text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
-        ids = llm.encode_chat(prompt)
-    else:
-        text, ids = prompt, llm.encode(prompt)
-    assert ids == tokenizer(text)["input_ids"]
-    with torch.no_grad():
-        expected = model(torch.tensor([ids])).logits[0].numpy()
-        continued = model.generate(torch.tensor([ids]), do_sample=False, min_new_tokens=NEW_TOKENS, max_new_tokens=NEW_TOKENS)
+@pytest.mark.parametrize("name", PROMPTS)
+def test_ids_logits_and_greedy_tokens(llm, oracle, name):
+    prompt = PROMPTS[name]
+    expected_ids, expected, continued = oracle[name]
+    ids = llm.encode_chat(prompt) if prompt is CHAT else llm.encode(prompt)
+    assert ids == expected_ids
 
     logits = llm.logits(ids)
     assert logits.shape == expected.shape
@@ -51,4 +58,4 @@ def test_ids_logits_and_greedy_tokens(llm, oracle, prompt):
     np.testing.assert_array_equal(np.argsort(-logits)[:, :5], np.argsort(-expected)[:, :5])
 
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
-    assert llm.generate([ids], params)[0].token_ids == continued[0, len(ids) :].tolist()
+    assert llm.generate([ids], params)[0].token_ids == continued

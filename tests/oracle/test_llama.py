@@ -1,5 +1,7 @@
 """Whole models against transformers: random small Llamas of every shape, fed in any chunks, on both backends."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -61,7 +63,7 @@ token_lists = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=40)
 def chunks_of(token_ids, cuts):
     """Cut a list at positions `cuts`, taken modulo its length."""
     bounds = sorted({0, len(token_ids), *(cut % len(token_ids) for cut in cuts)})
-    return [(start, token_ids[start:stop]) for start, stop in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [(start, token_ids[start:stop]) for start, stop in pairwise(bounds)]
 
 
 def forward_in_chunks(transformer, token_ids, cuts, block_size):

@@ -12,7 +12,7 @@ from typing import Any
 import jinja2
 
 from minillm.errors import ChatTemplateError, RequestError
-from minillm.template_sandbox import Budget, Sandbox, deep_size
+from minillm.tokenizer.sandbox import Budget, Sandbox, deep_size
 
 MAX_SOURCE = 1_000_000  # characters of a template's source; published ones stay below 20,000
 BASE_WORK = 2_000_000  # units (characters made, mostly) any rendering may spend ...

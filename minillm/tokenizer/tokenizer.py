@@ -18,10 +18,10 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
-from minillm import gguf_tokenizer
-from minillm.chat_template import ChatTemplate
-from minillm.detokenizer import StreamingDecoder, WindowStream, token_bytes, visible
 from minillm.errors import ChatTemplateError, TokenizerError
+from minillm.tokenizer import gguf
+from minillm.tokenizer.chat_template import ChatTemplate
+from minillm.tokenizer.detokenizer import StreamingDecoder, WindowStream, token_bytes, visible
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
@@ -97,11 +97,11 @@ class Tokenizer:
         """Rebuild the tokenizer a GGUF file describes; `where` names the file in errors.
 
         Arrays in `metadata` may be lists or numpy arrays. Raises `TokenizerError` for damaged fields and
-        `UnsupportedError` for tokenizers other than those of `gguf_tokenizer.py`.
+        `UnsupportedError` for tokenizers other than those of `minillm/tokenizer/gguf.py`.
         """
-        fields = gguf_tokenizer.GGUFTokenizerFields(metadata, where)
+        fields = gguf.GGUFTokenizerFields(metadata, where)
         with _backend_errors(where):
-            backend = gguf_tokenizer.build(fields)
+            backend = gguf.build(fields)
         special_tokens = fields.special_tokens()
         end_of_turn = special_tokens.pop("eot_token", None)
         return cls(

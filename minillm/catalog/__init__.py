@@ -1,0 +1,7 @@
+"""Names -> files: where a model's bytes are, fetched once, verified, and kept."""
+
+from minillm.catalog.entries import CATALOG, DEFAULT_MODEL, CatalogEntry, WheelFile
+from minillm.catalog.lookup import cache_folder, resolve
+from minillm.catalog.report import Report
+
+__all__ = ["CATALOG", "DEFAULT_MODEL", "CatalogEntry", "Report", "WheelFile", "cache_folder", "resolve"]
