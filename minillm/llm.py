@@ -124,6 +124,8 @@ class LLM:
         self.config = checkpoint.config
         self.tokenizer: Tokenizer | None = checkpoint.tokenizer
         self.context_length = _context_length(context_length, self.config.context_length)
+        if block_size < 1:
+            raise ValueError(f"block_size is {block_size}; a block holds at least 1 position")
         self._sequence = Sequence([], 0)  # the latest request: the next one may continue it
         self._busy = False
         with self.ops.announcing_compilation(report.line):
@@ -142,7 +144,7 @@ class LLM:
         RequestError
             A prompt is empty, holds ids that are not the model's, or leaves no room for `max_tokens`.
         """
-        if isinstance(prompts, str) or (prompts and not isinstance(prompts[0], str | SequenceOf | np.ndarray)):
+        if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], int | np.integer)):
             prompts = [prompts]
         requests = [self.encode(prompt) for prompt in prompts]
         params = params or SamplingParams()
@@ -195,7 +197,8 @@ class LLM:
         if not token_ids:
             raise RequestError("the prompt is empty; a model continues what is there, so give it at least one token")
         for position, token_id in enumerate(token_ids):
-            if not isinstance(token_id, int | np.integer) or not 0 <= token_id < self.config.vocab_size:
+            is_integer = isinstance(token_id, int | np.integer) and not isinstance(token_id, bool)
+            if not is_integer or not 0 <= token_id < self.config.vocab_size:
                 raise RequestError(
                     f"prompt token {position} is {token_id!r}; token ids of this model are whole numbers "
                     f"from 0 to {self.config.vocab_size - 1}"

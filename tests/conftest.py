@@ -3,6 +3,9 @@
 import os
 from pathlib import Path
 
+# Before anything loads OpenMP: PyTorch's threads, too, should sleep rather than spin (see minillm/ops/jit.py).
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
 import pytest
 from hypothesis import HealthCheck, settings
 

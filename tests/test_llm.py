@@ -1,0 +1,291 @@
+"""The front door: requests in, answers out, on a tiny random model."""
+
+import gc
+import math
+
+import numpy as np
+import pytest
+import torch
+from builders import random_llama, write_gguf, write_hf_folder
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import minillm.llm
+from minillm import LLM, ChatTemplateError, NumericError, RequestError, SamplingParams
+
+TEMPLATE = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}</s>{% endfor %}<s>assistant:"
+
+
+@pytest.fixture(scope="module")
+def model_file(tmp_path_factory):
+    def with_template(writer):
+        writer.add_chat_template(TEMPLATE)
+
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    return write_gguf(path, random_llama(vocab_size=262), "Q8_0", with_tokenizer=True, edit=with_template)
+
+
+@pytest.fixture(scope="module")
+def llm(model_file):
+    return LLM(model_file, block_size=4)
+
+
+token_ids = st.lists(st.integers(0, 261), min_size=1, max_size=30)
+params = st.builds(
+    SamplingParams,
+    max_tokens=st.integers(1, 12),
+    temperature=st.sampled_from([0.0, 0.7, 3.0]),
+    top_k=st.sampled_from([0, 5]),
+    top_p=st.sampled_from([1.0, 0.8]),
+    repetition_penalty=st.sampled_from([1.0, 1.3]),
+    seed=st.integers(0, 1000),
+    ignore_eos=st.booleans(),
+    logprobs=st.just(True),
+)
+
+
+def essence(output):
+    return output.token_ids, output.logprobs, output.text, output.finish_reason
+
+
+@pytest.mark.parametrize("backend", ["numba", "numpy"])
+def test_greedy_tokens_are_those_of_transformers(tmp_path, backend):
+    path, model = write_hf_folder(tmp_path, with_tokenizer=True)
+    prompt = [5, 99, 7, 200]
+    expected = model.generate(
+        torch.tensor([prompt]), do_sample=False, max_new_tokens=20, eos_token_id=-1, pad_token_id=0
+    )
+    output = LLM(path, backend=backend).generate([prompt], SamplingParams(max_tokens=20, temperature=0, ignore_eos=True))
+    assert output[0].token_ids == expected[0, 4:].tolist()
+
+
+@settings(max_examples=60)
+@given(requests=st.lists(st.tuples(token_ids, params), min_size=2, max_size=5))
+def test_an_answer_does_not_depend_on_what_ran_before(llm, requests):
+    """Same tokens, same bits of logprob: whether the cache held a common beginning, and whatever drew before."""
+    alone = []
+    for prompt, how in requests:
+        llm.logits([0])  # leaves nothing in the cache that a prompt could continue, but for a token 0
+        alone.append(essence(llm.generate([prompt], how)[0]))
+    in_a_row = [essence(llm.generate([prompt], how)[0]) for prompt, how in requests]
+    assert in_a_row == alone
+
+
+@settings(max_examples=40)
+@given(beginning=token_ids, left=token_ids, right=token_ids)
+def test_a_common_beginning_is_computed_once(llm, beginning, left, right):
+    how = SamplingParams(max_tokens=2, temperature=0, logprobs=True, ignore_eos=True)
+    llm.logits([0])
+    fresh = llm.generate([beginning + right], how)[0]
+    llm.generate([beginning + left], how)
+    again = llm.generate([beginning + right], how)[0]
+    assert again.metrics.num_cached_tokens >= min(len(beginning), len(beginning + right) - 1)
+    assert again.metrics.num_cached_tokens < len(beginning + right)  # the last is always computed
+    assert essence(again) == essence(fresh)
+
+
+@settings(max_examples=30)
+@given(prompt=token_ids, how=params)
+def test_a_stream_is_the_same_answer_in_pieces(llm, prompt, how):
+    deltas = list(llm.stream(prompt, how))
+    output = llm.generate([prompt], how)[0]
+    assert "".join(delta.text for delta in deltas) == output.text
+    assert [delta.token_id for delta in deltas] == output.token_ids
+    assert [delta.logprob for delta in deltas] == output.logprobs
+    assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
+    assert deltas[-1].finish_reason == output.finish_reason
+    assert output.text == llm.tokenizer.decode(output.token_ids)
+
+
+@settings(max_examples=30)
+@given(prompt=token_ids, chunk=st.integers(1, 40))
+def test_logits_have_the_same_bits_for_any_prefill_chunk(llm, prompt, chunk):
+    whole = llm.logits(prompt)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(minillm.llm, "PREFILL_CHUNK", chunk)
+        np.testing.assert_array_equal(llm.logits(prompt), whole)
+    assert whole.shape == (len(prompt), 262)
+    assert whole.dtype == np.float32
+
+
+@settings(max_examples=30)
+@given(prompt=token_ids, how=params)
+def test_logprobs_are_the_models_own(llm, prompt, how):
+    output = llm.generate([prompt], how)[0]
+    logits = llm.logits(prompt + output.token_ids)[len(prompt) - 1 : -1]
+    expected = torch.log_softmax(torch.tensor(logits).double(), -1).gather(1, torch.tensor([output.token_ids]).T)
+    np.testing.assert_allclose(output.logprobs, expected[:, 0], atol=1e-9)
+
+
+@settings(max_examples=60)
+@given(prompt=token_ids, seed=st.integers(0, 100), cut=st.integers(0, 30), length=st.integers(1, 5))
+def test_text_ends_before_a_stop_string(llm, prompt, seed, cut, length):
+    how = {"max_tokens": 20, "temperature": 1.5, "seed": seed, "ignore_eos": True}
+    full = llm.generate([prompt], SamplingParams(**how))[0]
+    stop = full.text[cut : cut + length]
+    if not stop:
+        return
+    output = llm.generate([prompt], SamplingParams(**how, stop=stop))[0]
+    assert output.text == full.text[: full.text.index(stop)]
+    assert output.finish_reason == "stop"
+    assert output.token_ids == full.token_ids[: len(output.token_ids)]
+    assert stop in llm.tokenizer.decode(output.token_ids)
+
+
+@settings(max_examples=30)
+@given(prompt=token_ids, seed=st.integers(0, 100))
+def test_ends_of_an_answer(llm, prompt, seed):
+    how = {"max_tokens": 15, "temperature": 2.0, "seed": seed}
+    full = llm.generate([prompt], SamplingParams(**how, ignore_eos=True))[0].token_ids
+    assert len(full) == 15
+    (eos,) = llm.tokenizer.eos_token_ids
+    for ends, extra in (((eos,), {}), ((eos, full[3]), {"stop_token_ids": [full[3]]})):
+        output = llm.generate([prompt], SamplingParams(**how, **extra))[0]
+        first = next((n for n, token in enumerate(full) if token in ends), None)
+        assert output.token_ids == (full if first is None else full[: first + 1])
+        assert output.finish_reason == ("length" if first is None else "stop")
+
+
+def test_many_prompts_come_back_in_order(llm):
+    how = SamplingParams(max_tokens=4, temperature=0)
+    prompts = ["hello", [7, 8, 9], "world"]
+    outputs = llm.generate(prompts, how)
+    assert [output.prompt_token_ids for output in outputs] == [llm.encode(prompt) for prompt in prompts]
+    assert essence(llm.generate("hello", how)[0]) == essence(outputs[0])
+    assert essence(llm.generate([7, 8, 9], how)[0]) == essence(outputs[1])
+    assert essence(llm.generate(np.array([7, 8, 9]), how)[0]) == essence(outputs[1])
+    assert llm.generate([], how) == []
+
+
+def test_metrics_add_up(llm):
+    llm.logits([0])
+    metrics = llm.generate([[5] * 20], SamplingParams(max_tokens=5, ignore_eos=True))[0].metrics
+    assert (metrics.num_prompt_tokens, metrics.num_cached_tokens, metrics.num_generated_tokens) == (20, 0, 5)
+    assert 0 < metrics.prefill_seconds <= metrics.time_to_first_token
+    assert metrics.decode_seconds > 0
+    assert metrics.prefill_tokens_per_second == pytest.approx(20 / metrics.prefill_seconds)
+    assert metrics.decode_tokens_per_second == pytest.approx(4 / metrics.decode_seconds)
+    assert metrics.kv_bytes == 6 * 4 * llm.kv_cache.bytes_per_token  # 24 positions in 6 blocks of 4
+
+
+def test_a_conversation_continues_in_the_cache(llm):
+    how = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+    messages = [{"role": "user", "content": "hello"}]
+    first = llm.chat(messages, how)
+    assert first.prompt_token_ids == llm.tokenizer.encode(TEMPLATE_TEXT, add_special_tokens=False)
+    messages += [{"role": "assistant", "content": "well"}, {"role": "user", "content": "bye"}]
+    second = llm.chat(messages, how)
+    assert second.metrics.num_cached_tokens >= len(first.prompt_token_ids)
+    streamed = list(llm.stream_chat(messages, how))
+    assert [delta.token_id for delta in streamed] == second.token_ids
+
+
+TEMPLATE_TEXT = "<s>user: hello</s><s>assistant:"
+
+
+def test_one_request_at_a_time(llm):
+    stream = llm.stream([1, 2, 3], SamplingParams(max_tokens=50, ignore_eos=True))
+    next(stream)
+    short = SamplingParams(max_tokens=1)
+    for another in (
+        lambda: llm.generate([[1]], short),
+        lambda: llm.logits([1]),
+        lambda: next(llm.stream([1], short)),
+    ):
+        with pytest.raises(RequestError, match="another request is being streamed"):
+            another()
+    stream.close()
+    llm.generate([[1]], SamplingParams(max_tokens=1))
+    stream = llm.stream([1, 2, 3], SamplingParams(max_tokens=50, ignore_eos=True))
+    next(stream)
+    del stream  # walking away is as good as closing
+    gc.collect()
+    llm.generate([[1]], SamplingParams(max_tokens=1))
+    assert llm.kv_cache.blocks.num_held <= 1
+
+
+def test_requests_that_cannot_be_served(llm):
+    most = llm.context_length
+    assert most == 128
+    bad = [
+        ("", "prompt is empty"),
+        ([], "prompt is empty"),
+        ([1, 262], "prompt token 1 is 262; .* from 0 to 261"),
+        ([-1], "prompt token 0 is -1"),
+        ([1.5], r"prompt token 0 is 1\.5"),
+        ([True], "prompt token 0 is True"),
+        ([1] * 128, r"128 tokens and max_tokens of 1 come to 129, but the context holds 128"),
+    ]
+    for prompt, message in bad:
+        with pytest.raises(RequestError, match=message):
+            llm.generate([prompt], SamplingParams(max_tokens=1))
+        with pytest.raises(RequestError, match=message):
+            llm.stream(prompt, SamplingParams(max_tokens=1))  # at once, not at the first token
+    with pytest.raises(RequestError, match="stop_token_ids holds 262"):
+        llm.generate([[1]], SamplingParams(max_tokens=1, stop_token_ids=[262]))
+    with pytest.raises(RequestError, match="129 tokens do not fit the context of 128"):
+        llm.logits([1] * 129)
+    with pytest.raises(RequestError, match="list"):
+        llm.chat([])
+    # nothing of that has hurt
+    assert llm.logits([1] * 128).shape == (128, 262)
+    full = llm.generate([[1] * 127], SamplingParams(max_tokens=1, ignore_eos=True))[0]
+    assert full.finish_reason == "length"
+
+
+def test_a_bad_prompt_among_good_ones_starts_nothing(llm):
+    before = llm._sequence
+    with pytest.raises(RequestError, match="empty"):
+        llm.generate([[1, 2], []])
+    assert llm._sequence is before
+
+
+def test_a_model_without_tokenizer_takes_ids(tmp_path):
+    path, _ = write_hf_folder(tmp_path)
+    llm = LLM(path)
+    assert llm.tokenizer is None
+    assert not llm.can_chat
+    output = llm.generate([[1, 2]], SamplingParams(max_tokens=3, stop="x"))[0]
+    assert (len(output.token_ids), output.text) == (3, "")
+    for ask in (lambda: llm.generate("hi"), lambda: llm.chat([{"role": "user", "content": "hi"}])):
+        with pytest.raises(RequestError, match="without a tokenizer"):
+            ask()
+
+
+def test_a_model_without_template_does_not_chat(tmp_path):
+    path, _ = write_hf_folder(tmp_path, with_tokenizer=True)
+    with pytest.raises(ChatTemplateError, match="no chat template"):
+        LLM(path).chat([{"role": "user", "content": "hi"}])
+
+
+def test_damaged_weights_show_as_an_error_not_as_text(tmp_path):
+    model = random_llama(vocab_size=262)
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[3, 5] = math.nan
+    llm = LLM(write_gguf(tmp_path / "damaged.gguf", model))
+    for _ in range(2):  # and again: it has not been left busy
+        with pytest.raises(NumericError, match="NaN or infinity"):
+            llm.generate([[1, 2, 3]], SamplingParams(max_tokens=5))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"backend": "abacus"}, "'abacus' is unknown"),
+        ({"threads": 0}, "threads is 0"),
+        ({"context_length": 0}, "context_length is 0; this model was made for 1 to 128"),
+        ({"context_length": 129}, "context_length is 129"),
+        ({"block_size": 0}, "block_size is 0"),
+    ],
+)
+def test_arguments_out_of_range(model_file, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        LLM(model_file, **arguments)
+
+
+@pytest.mark.parametrize("block_size", [1, 7, 128, 1000])
+def test_block_size_changes_nothing(llm, model_file, block_size):
+    how = SamplingParams(max_tokens=20, temperature=1, seed=1, logprobs=True)
+    other = LLM(model_file, block_size=block_size, context_length=100)
+    assert essence(other.generate("hello", how)[0]) == essence(llm.generate("hello", how)[0])
+    assert "blocks of" in repr(other)
