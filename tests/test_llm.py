@@ -55,7 +55,9 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path, backend):
     expected = model.generate(
         torch.tensor([prompt]), do_sample=False, max_new_tokens=20, eos_token_id=-1, pad_token_id=0
     )
-    output = LLM(path, backend=backend).generate([prompt], SamplingParams(max_tokens=20, temperature=0, ignore_eos=True))
+    output = LLM(path, backend=backend).generate(
+        [prompt], SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
+    )
     assert output[0].token_ids == expected[0, 4:].tolist()
 
 

@@ -121,18 +121,15 @@ print(q.shape, k.shape, v.shape)
 # %%
 
 
-def score(query_position, key_position):
+def score(query_at, key_at):
     """Query head 0 of ' is' against key head 0 of ' France', as if they stood at these positions."""
-    turned_q = ops.rotate(q[4:5], *ops.rotary_angles([query_position], model.frequencies))
-    turned_k = ops.rotate(k[3:4], *ops.rotary_angles([key_position], model.frequencies))
+    turned_q = ops.rotate(q[4:5], *ops.rotary_angles([query_at], model.frequencies))
+    turned_k = ops.rotate(k[3:4], *ops.rotary_angles([key_at], model.frequencies))
     return float(turned_q[0, 0] @ turned_k[0, 0]) / K**0.5
 
 
-for query_position, key_position in ((5, 2), (105, 102), (1005, 1002), (5, 4), (1005, 1004)):
-    apart = query_position - key_position
-    print(
-        f"positions {query_position:4} and {key_position:4}, {apart} apart: {score(query_position, key_position):.2f}"
-    )
+for query_at, key_at in ((5, 2), (105, 102), (1005, 1002), (5, 4), (1005, 1004)):
+    print(f"positions {query_at:4} and {key_at:4}, {query_at - key_at} apart: {score(query_at, key_at):.2f}")
 
 # %% [markdown]
 # Now attention itself. Every query is compared with the keys of its own token and of those before it; softmax turns the
@@ -229,7 +226,7 @@ for index, head in kinds.values():
 
 # %%
 if plt:
-    figure, panels = plt.subplots(1, 3, figsize=(10, 4.7), sharey=True, num="three-heads", layout="constrained")
+    figure, panels = plt.subplots(1, 3, figsize=(10, 4.4), sharey=True, num="three-heads", layout="constrained")
     for axes, (kind, (index, head)) in zip(panels, kinds.items(), strict=True):
         axes.imshow(attention_weights(index, head), cmap="Blues", vmin=0, vmax=1)
         axes.set_title(f"layer {index}, head {head}:\n{kind}", fontsize=10)
@@ -240,19 +237,21 @@ if plt:
     figure.suptitle("Three attention heads, each with a habit of its own")
 
 # %% [markdown]
-# Each row is a token, and its dark cell is where it looks. The first head always looks one token back. The second does
-# nothing (it looks at the first token) until the text repeats itself; then every token looks at *what followed it the
-# first time*: the second `␣w` at `izard`, the second `izard` at `␣Z`. It is an *induction head*, and it is how the
-# model can continue a name it has never been trained on ([Olsson et al. 2022](https://arxiv.org/abs/2209.11895)). The
-# third looks at the first token whatever comes. Softmax weights must sum to one, so a head with nothing to say needs
-# somewhere harmless to look: an *attention sink* ([Xiao et al. 2023](https://arxiv.org/abs/2309.17453)).
+# Each row is a token, and its dark cell is where it looks. The first head nearly always looks one token back. The
+# second does nothing (it looks at the first token) until the text repeats itself; then every token looks at *what
+# followed it the first time*: the second `␣w` at `izard`, the second `izard` at `␣Z`. It is an *induction head*, and it
+# is how the model can continue a name it has never been trained on ([Olsson et al.
+# 2022](https://arxiv.org/abs/2209.11895)). The third looks at the first token whatever comes. Softmax weights must sum
+# to one, so a head with nothing to say needs somewhere harmless to look: an *attention sink* ([Xiao et al.
+# 2023](https://arxiv.org/abs/2309.17453)).
 #
 # ## Where does the answer appear?
 #
 # Every layer leaves a vector of the same kind in the stream. So we may ask early: apply the final norm and the head
 # after *each* layer, as if the model ended there. This is the *logit lens* ([nostalgebraist
-# 2020](https://www.lesswrong.com/posts/AcKRB8wDpdaN6v6ru/interpreting-gpt-the-logit-lens)). Before you read on, guess:
-# does the certainty grow steadily from layer to layer?
+# 2020](https://www.lesswrong.com/posts/AcKRB8wDpdaN6v6ru/interpreting-gpt-the-logit-lens)). We measure *surprise* at
+# the final answer, -log2 of its probability: 1 bit for the toss of a coin, 15.6 bits for a blind guess among 49,152.
+# Before you read on, guess: does surprise shrink steadily from layer to layer?
 
 # %%
 from minillm.sampling import log_softmax
@@ -268,10 +267,10 @@ def lens(text):
 
 read = lens(prompt)
 paris = int(read[-1].argmax())
-print("after layer  best guess   probability of ' Paris'")
+print("after layer  best guess   surprise at ' Paris', bits")
 for depth in (0, 10, 15, 20, 24, 26, 27, 28, 30):
     best = llm.tokenizer.token_text(int(read[depth].argmax()))
-    print(f"{depth or 'embedding':>11}  {best!r:11} {np.exp(read[depth, paris]):9.4f}")
+    print(f"{depth or 'embedding':>11}  {best!r:11} {-read[depth, paris] / np.log(2):9.1f}")
 
 # %%
 if plt:
@@ -290,10 +289,9 @@ if plt:
     axes.set_title("How surprised the model would be by its own answer, layer by layer")
 
 # %% [markdown]
-# It does not. For two thirds of the depth the lens reads blanks and full stops. It even holds `Paris` and `Friday` to
-# be *less* likely than a blind guess among 49,152 would, which is 15.6 bits (a bit halves the probability): the stream
-# is busy with something else. Nearly everything happens in the last eight layers. And `be`, from a phrase that the
-# model knows by heart, is there five layers before `Paris`.
+# It does not. For two thirds of the depth the lens reads blanks and full stops, and finds `Paris` and `Friday` *less*
+# likely than a blind guess would: the stream is busy with something else. Nearly everything happens in the last eight
+# layers. And `be`, from a phrase that the model knows by heart, is there five layers before `Paris`.
 #
 # One caution. The lens reads with a head that was trained for the last layer's vectors only, so "not yet readable" need
 # not mean "not yet known". [Belrose et al. 2023](https://arxiv.org/abs/2303.08112) train a translator for each layer
@@ -323,12 +321,12 @@ print(f"{'in all':18} {total / 1e6:6.2f} million: {2 * matrices / 1e6:.0f} milli
 # %%
 per_earlier_token = 4 * config.num_layers * config.num_heads * K
 for length in (5, 1000, 8000):
-    print(f"token {length:5}: attention adds {per_earlier_token * length / (2 * matrices):7.2%}")
+    print(f"token {length:5}: attention adds {per_earlier_token * length / (2 * matrices):6.1%}")
 print(f"attention doubles the work at token {2 * matrices / per_earlier_token:,.0f}")
 
 # %% [markdown]
-# For short texts, then, a token costs two operations a parameter and the rest is small change. That rule of thumb
-# carries the whole second half of these lessons.
+# For short texts, then, a token costs two operations a parameter, and the rest is small change. Remember that rule of
+# thumb: later lessons lean on it.
 #
 # ## What production systems do differently
 #
@@ -337,8 +335,8 @@ print(f"attention doubles the work at token {2 * matrices / per_earlier_token:,.
 #   as one matrix and by gate and up as another, and adds the residual inside the norm: each kernel that is launched,
 #   and each trip of an intermediate to memory and back, costs time. The mathematics is the same.
 # - **Attention without the weights.** The T x T weights we drew are never stored.
-#   [FlashAttention](https://arxiv.org/abs/2205.14135) goes through keys in tiles and rescales as it goes, as this
-#   project's compiled kernels do.
+#   [FlashAttention](https://arxiv.org/abs/2205.14135) goes through the keys in tiles, keeps a running maximum and sum,
+#   and rescales what it has gathered so far whenever the maximum grows.
 # - **Fewer bits.** Here everything is float32. On a GPU activations are bfloat16 or smaller, for the tensor cores and
 #   for half the traffic.
 # - **Other layers in the same places.** Mixtures of experts run a few of many feed-forward blocks for each token
@@ -347,8 +345,8 @@ print(f"attention doubles the work at token {2 * matrices / per_earlier_token:,.
 #
 # ## Exercises
 #
-# In [exercises.py](exercises.py); `pytest lessons/02_forward_pass` tells you whether they are right. They are quoted
-# above, so close this page first.
+# In [exercises.py](exercises.py); `pytest lessons/02_forward_pass` tells you whether they are right. Their answers are
+# quoted above, so close this page first.
 #
 # 1. `rms_norm`: one line, and two ways to get it subtly wrong.
 # 2. `rotate`: the turning. Which number is the partner of which?

@@ -75,14 +75,19 @@ def tell(**params):
     groups = list(zip(*(output.token_ids[start:] for start in range(4)), strict=False))
     print(textwrap.fill("..." + output.text, 100))
     print(f"[{1 - len(set(groups)) / len(groups):.0%} of all groups of four tokens are repeats]\n")
+    return output
 
 
-tell(temperature=0.0, max_tokens=90)
+greedy = tell(temperature=0.0, max_tokens=90, logprobs=True)
+hearts = [
+    logprob for token_id, logprob in zip(greedy.token_ids, greedy.logprobs, strict=True) if name(token_id) == " heart"
+]
+print("probability of each ' heart':", [round(float(np.exp(logprob)), 2) for logprob in hearts])
 
 # %% [markdown]
-# Each step was the likeliest, and the whole is a text that no person would write. Once a phrase has occurred twice, the
-# induction heads of lesson 2 make a third time likelier still, and greedy choice has no way out. Human text is not a
-# chain of likeliest words; it keeps taking mildly surprising turns ([Holtzman et al.
+# Each step was the likeliest, and the whole is a text that no person would write. Look at the last line: every
+# repetition makes the next one likelier (think of the induction head of lesson 2), so greedy choice has no way out.
+# Human text is not a chain of likeliest words; it keeps taking mildly surprising turns ([Holtzman et al.
 # 2019](https://arxiv.org/abs/1904.09751)). So we draw at random, and the question becomes: from what?
 #
 # ## Temperature
@@ -102,8 +107,8 @@ for temperature in (0.3, 0.7, 1.0, 1.5):
     print(row)
 
 # %%
-tell(temperature=0.7, seed=10, max_tokens=40)
-tell(temperature=1.5, seed=61, max_tokens=20)
+for temperature, seed, max_tokens in ((0.7, 10, 40), (1.5, 61, 20)):
+    tell(temperature=temperature, seed=seed, max_tokens=max_tokens)
 
 # %% [markdown]
 # At 0.7 a story; at 1.5 a fever. Why does it derail? Not because the second best token is bad. The vocabulary is large,
@@ -235,16 +240,16 @@ print("beside another request:", beside == alone, "  taken over after six tokens
 #
 # ## How likely was that?
 #
-# Ask for `logprobs`, and each chosen token comes with the logarithm of its probability *under the model itself*, before
-# temperature and cuts, so that it says something about the text and nothing about your knobs. The same can be asked of
-# a text that was not generated at all. The mean surprise of a text's tokens, as a number of equal chances, is its
-# *perplexity*:
+# The `logprobs` we asked for above are the logarithms of the chosen tokens' probabilities *under the model itself*,
+# before temperature and cuts, so that they say something about the text and nothing about your knobs. The same can be
+# asked of a text that was not generated at all. The mean surprise of a text's tokens, as a number of equal chances, is
+# its *perplexity*:
 
 
 # %%
 def surprise(text):
-    """Bits of surprise at each token after the first."""
-    ids = llm.encode(text)
+    """Bits of surprise at each token, read at the beginning of a document."""
+    ids = llm.encode("<|endoftext|>" + text)  # the token that separates documents in training
     rows = llm.logits(ids[:-1]).astype(np.float64)
     return np.array([-log_softmax(row)[token_id] for row, token_id in zip(rows, ids[1:], strict=True)]) / np.log(2)
 

@@ -99,5 +99,5 @@ def test_draw_ends_at_the_last_token_though_the_sum_falls_short(exercises):
 
 def test_draw_draws_as_often_as_it_should(exercises):
     points = (np.arange(10_000) + 0.5) / 10_000
-    counts = np.bincount([exercises.draw(PROBABILITIES, point) for point in points], minlength=5)
-    np.testing.assert_allclose(counts, PROBABILITIES * 10_000, atol=1)
+    drawn = [exercises.draw(PROBABILITIES, point) for point in points]
+    np.testing.assert_allclose([drawn.count(token) for token in range(5)], PROBABILITIES * 10_000, atol=1)

@@ -88,22 +88,11 @@ def as_matrix(weights: np.ndarray | QuantizedMatrix) -> TiledMatrix:
 def tile_rows(matrix: np.ndarray, block_size: int) -> np.ndarray:
     """[O, I] -> [O/64, I/Q, Q, 64]: 64 rows become 64 lanes; what is missing to whole tiles and blocks is zero."""
     outputs, inputs = matrix.shape
-    tiles, blocks = -(-outputs // LANES), -(-inputs // block_size)
-    tiled = np.empty((tiles, blocks * block_size, LANES), matrix.dtype)
-    _fill_tiles(np.ascontiguousarray(matrix), tiled)
-    return tiled.reshape(tiles, blocks, block_size, LANES)
-
-
-@compiled_parallel
-def _fill_tiles(matrix, tiled):
-    """Transpose 64 rows at a time, in squares of 64 x 64: what is read and what is written both stay in cache."""
-    outputs, inputs = matrix.shape
-    for tile in prange(tiled.shape[0]):
-        for first in range(0, tiled.shape[1], LANES):
-            for lane in range(LANES):
-                row = tile * LANES + lane
-                for i in range(first, min(first + LANES, tiled.shape[1])):
-                    tiled[tile, i, lane] = matrix[row, i] if row < outputs and i < inputs else 0
+    missing = (-outputs % LANES, -inputs % block_size)
+    if any(missing):
+        matrix = np.pad(matrix, ((0, missing[0]), (0, missing[1])))
+    tiled = matrix.reshape(-1, LANES, matrix.shape[1]).transpose(0, 2, 1)
+    return np.ascontiguousarray(tiled).reshape(len(tiled), -1, block_size, LANES)
 
 
 def widen(matrix: TiledMatrix) -> np.ndarray:
@@ -464,7 +453,7 @@ def announcing_compilation(announce: Callable[[str], None]) -> Iterator[None]:
 
         def on_start(self, compilation):
             if not self.announced:
-                announce("compiling the kernels for this machine (once; about half a minute) ...")
+                announce("compiling the kernels for this machine (once, some ten seconds) ...")
                 self.announced = True
 
         def on_end(self, compilation):

@@ -1,0 +1,101 @@
+"""Starting a process: kernels are compiled once, said so, and never again; a debugger stops where a reader wants."""
+
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from builders import random_llama, write_gguf
+
+from minillm.ops import jit, reference
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def model_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    return write_gguf(path, random_llama(vocab_size=262), "Q4_1", with_tokenizer=True)
+
+
+def run(*command, text="", **environment):
+    return subprocess.run(
+        [sys.executable, *map(str, command)],
+        input=text,
+        capture_output=True,
+        encoding="utf-8",
+        cwd=ROOT,
+        env=os.environ | environment,
+        timeout=300,
+        check=True,
+    )
+
+
+USE_EVERYTHING = """
+import sys
+from numba.core import event
+from minillm import LLM, SamplingParams
+
+class Listener(event.Listener):
+    compilations = 0
+    def on_start(self, compilation):
+        self.compilations += 1
+    def on_end(self, compilation):
+        pass
+
+listener = Listener()
+with event.install_listener("numba:compile", listener):
+    llm = LLM(sys.argv[1])
+    while_loading = listener.compilations
+    llm.generate(["h", "hello hello", [1] * 40], SamplingParams(max_tokens=5, ignore_eos=True))
+    llm.logits([1, 2, 3])
+    list(llm.stream("hello"  , SamplingParams(max_tokens=3, temperature=1, repetition_penalty=2.0)))
+print(while_loading, listener.compilations - while_loading)
+"""
+
+
+def test_kernels_are_compiled_once_and_before_the_first_request(model_file, tmp_path):
+    script = tmp_path / "use_everything.py"
+    script.write_text(USE_EVERYTHING, encoding="utf-8")
+    runs = [run(script, model_file, NUMBA_CACHE_DIR=str(tmp_path / "kernels")) for _ in range(2)]
+    first, second = ([int(n) for n in process.stdout.split()] for process in runs)
+    assert first[0] > 0
+    assert first[1] == 0
+    assert second == [0, 0]
+    assert runs[0].stderr.count("compiling the kernels for this machine") == 1
+    assert runs[1].stderr == ""
+
+
+def line_of(function, text):
+    """Where in its file a line of the function stands."""
+    lines, first = inspect.getsourcelines(getattr(function, "py_func", function))
+    return first + next(number for number, line in enumerate(lines) if text in line)
+
+
+@pytest.mark.parametrize(
+    ("environment", "options", "stop", "shape"),
+    [  # the first pass is the warm-up's, of two tokens: four heads of both at once, or one head of the first
+        ({}, ["--backend", "numpy"], (reference.attend, "weights = softmax"), (4, 2, 2)),
+        ({"NUMBA_DISABLE_JIT": "1"}, [], (jit._attention, "largest = scores[0]"), (1,)),
+    ],
+    ids=["numpy", "jit off"],
+)
+def test_a_debugger_stops_inside_attention(model_file, environment, options, stop, shape):
+    function, text = stop
+    breakpoint_ = f"{inspect.getsourcefile(getattr(function, 'py_func', function))}:{line_of(function, text)}"
+    commands = [f"b {breakpoint_}", "c", "p 'stopped in', __name__", "p 'scores.shape is', scores.shape", "w", "q"]
+    arguments = ["examples/generate.py", "--model", model_file, "--raw", "hello", "--max-tokens", "2", *options]
+    output = run("-m", "pdb", *arguments, text="\n".join(commands) + "\n", **environment).stdout
+    assert f"('stopped in', '{function.__module__}')" in output
+    assert f"('scores.shape is', {shape})" in output
+    for file in ("llm.py", "transformer.py"):  # `w` shows how one got there
+        assert file in output
+
+
+def test_without_the_compiler_the_answer_is_the_same(model_file):
+    arguments = ["examples/generate.py", "--model", model_file, "--raw", "hello", "--max-tokens", "6"]
+    compiled, interpreted = run(*arguments), run(*arguments, NUMBA_DISABLE_JIT="1")
+    assert interpreted.stdout.splitlines()[0] == compiled.stdout.splitlines()[0]
+    assert interpreted.stderr == ""
