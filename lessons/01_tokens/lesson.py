@@ -298,9 +298,8 @@ for piece in ["Seoul.", "\n", "Use", " the metro.", "\n", "User", ":", " thanks"
 #   3.2](https://arxiv.org/abs/2407.21783)). Every entry is a row of the embedding and of the head, so a small model
 #   cannot afford so many.
 # - **Tokenizing off the critical path.** At thousands of tokens a second, turning text into ids and back is real work.
-#   SGLang runs tokenizer, scheduler and detokenizer as separate processes ([mini-sglang,
-#   structures](https://github.com/sgl-project/mini-sglang/blob/main/docs/structures.md)), so that none keeps the GPU
-#   waiting. Here everything shares one thread, so that a debugger sees it all.
+#   [mini-SGLang](https://github.com/sgl-project/mini-sglang) runs tokenizer, scheduler and detokenizer as separate
+#   processes, so that none keeps the GPU waiting. Here everything shares one thread, so that a debugger sees it all.
 # - **Holding back stop strings** by a fixed number of characters, the longest stop string less one, as in [vLLM's
 #   detokenizer](https://docs.vllm.ai/en/v0.10.0/api/vllm/v1/engine/detokenizer.html). Ours waits only where the text
 #   really could become one.

@@ -78,15 +78,13 @@ def tell(**params):
     return output
 
 
-greedy = tell(temperature=0.0, max_tokens=90, logprobs=True)
-hearts = [
-    logprob for token_id, logprob in zip(greedy.token_ids, greedy.logprobs, strict=True) if name(token_id) == " heart"
-]
-print("probability of each ' heart':", [round(float(np.exp(logprob)), 2) for logprob in hearts])
+greedy = tell(temperature=0.0, max_tokens=120, logprobs=True)
+probabilities = np.exp(greedy.logprobs).reshape(-1, 15).mean(axis=1)
+print("mean probability of the chosen token, 15 at a time:", " ".join(f"{mean:.2f}" for mean in probabilities))
 
 # %% [markdown]
-# Each step was the likeliest, and the whole is a text that no person would write. Look at the last line: every
-# repetition makes the next one likelier (think of the induction head of lesson 2), so greedy choice has no way out.
+# Each step was the likeliest, and the whole is a text that no person would write. Look at the last line: with every
+# repetition the next becomes more certain (think of the induction head of lesson 2), so greedy choice has no way out.
 # Human text is not a chain of likeliest words; it keeps taking mildly surprising turns ([Holtzman et al.
 # 2019](https://arxiv.org/abs/1904.09751)). So we draw at random, and the question becomes: from what?
 #
@@ -267,10 +265,10 @@ for label, text in texts.items():
     print(f"{label:20} {len(bits):7} {perplexity:11,g} {bits.sum() / len(text.encode()):12.2f}")
 
 # %% [markdown]
-# Shuffling the same words makes the text a hundred times more perplexing: the model knows order, not only words. The
-# famous sentence is nearly free, because training showed it often; a low perplexity is not good writing. And the Korean
-# row is a warning. Its perplexity looks better than that of the English sentence, but only because its tokens are so
-# small (lesson 1): once the first byte of a character is known, the rest are no great surprise. Perplexities of
+# Shuffling the same words makes the text more than a hundred times as perplexing: the model knows order, not only
+# words. The famous sentence is cheap, because training showed it often; a low perplexity is not good writing. And the
+# Korean row is a warning. By perplexity it is nearly as easy as the English sentence, but only because its tokens are
+# so small (lesson 1): once the first byte of a character is known, the rest are no great surprise. Perplexities of
 # different tokenizers or scripts do not compare. *Bits a byte* are fairer, and there Korean is the hardest of the four.
 #
 # ## What production systems do differently
