@@ -10,7 +10,7 @@ arithmetic too, add `--backend numpy`, or set NUMBA_DISABLE_JIT=1 to step throug
 import argparse
 import sys
 
-from minillm import LLM, SamplingParams, cli
+from minillm import cli
 
 
 def main() -> None:
@@ -21,23 +21,13 @@ def main() -> None:
     cli.add_sampling_options(parser)
     options = parser.parse_args()
 
-    llm = LLM(options.model, backend=options.backend, threads=options.threads)
-    params = SamplingParams(
-        max_tokens=options.max_tokens,
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        min_p=options.min_p,
-        repetition_penalty=options.repetition_penalty,
-        seed=options.seed,
-    )
-
+    llm = cli.load_model(options)
     prompt = options.prompt
-    if options.chat is not False and llm.can_chat:
+    if options.chat or (options.chat is None and llm.can_chat):
         prompt = llm.encode_chat([{"role": "user", "content": prompt}])
     else:
         print(prompt, end="")
-    for delta in llm.stream(prompt, params):
+    for delta in llm.stream(prompt, cli.sampling_params(options)):
         print(delta.text, end="", flush=True)
     print("\n")
     print(cli.summary(delta.metrics))

@@ -1,6 +1,7 @@
 """minillm: LLM inference serving you can read, run and step through."""
 
 from minillm.errors import (
+    CapacityError,
     CatalogError,
     ChatTemplateError,
     CheckpointError,
@@ -17,6 +18,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "CapacityError",
     "CatalogError",
     "ChatTemplateError",
     "CheckpointError",

@@ -60,7 +60,7 @@ class Batch:
         block_tables = np.full((len(chunks), widest), -1, np.int32)
         for row, (chunk, length) in enumerate(zip(chunks, lengths, strict=True)):
             capacity = len(chunk.block_table) * block_size
-            if length == 0 or chunk.start + length > capacity:
+            if length == 0 or chunk.start < 0 or chunk.start + length > capacity:
                 raise ValueError(
                     f"chunk {row} holds {length} tokens from position {chunk.start} on; it needs at least one "
                     f"token, and its {len(chunk.block_table)} blocks of {block_size} end at {capacity}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 
 class BlockAllocator:
-    """Hands out the numbers 0 to `num_blocks - 1`, each to one holder at a time, lowest first."""
+    """Hands out the numbers 0 to `num_blocks - 1`, each to one holder at a time."""
 
     def __init__(self, num_blocks: int, block_size: int):
         if num_blocks < 1 or block_size < 1:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from rich.console import Console
 
-from minillm import LLM, Delta, Metrics, MinillmError, RequestError, SamplingParams, __version__
+from minillm import LLM, Delta, Metrics, MinillmError, SamplingParams, __version__
 from minillm.ops import BACKENDS
 
 DEFAULT_PROMPT = "What is the capital of France, and what is it known for?"
@@ -73,14 +73,18 @@ def load_model(options: argparse.Namespace) -> LLM:
     return LLM(options.model, backend=options.backend, threads=options.threads)
 
 
-def show_stream(deltas: Iterable[Delta]) -> tuple[str, Metrics]:
-    """Print an answer as it comes; return its text and what it took."""
-    pieces = []
-    for delta in deltas:
-        print(delta.text, end="", flush=True)
-        pieces.append(delta.text)
+def show_stream(deltas: Iterator[Delta]) -> tuple[str, Metrics | None]:
+    """Print an answer as it comes, until its end or Ctrl-C; return its text and what it took."""
+    pieces, metrics = [], None
+    try:
+        for delta in deltas:
+            print(delta.text, end="", flush=True)
+            pieces.append(delta.text)
+            metrics = delta.metrics
+    except KeyboardInterrupt:
+        deltas.close()
     print()
-    return "".join(pieces), delta.metrics
+    return "".join(pieces), metrics
 
 
 def summary(metrics: Metrics) -> str:
@@ -109,14 +113,14 @@ def show_summary(metrics: Metrics) -> None:
 def generate(options: argparse.Namespace) -> None:
     """`minillm generate`: one prompt, one answer, then what it took."""
     llm = load_model(options)
-    chats = options.chat if options.chat is not None else llm.can_chat
-    if chats:
+    if options.chat or (options.chat is None and llm.can_chat):
         prompt = llm.encode_chat([{"role": "user", "content": options.prompt}])
     else:
         prompt = options.prompt
         print(prompt, end="", flush=True)
     _, metrics = show_stream(llm.stream(prompt, sampling_params(options)))
-    show_summary(metrics)
+    if metrics:
+        show_summary(metrics)
 
 
 def chat(options: argparse.Namespace) -> None:
@@ -124,7 +128,7 @@ def chat(options: argparse.Namespace) -> None:
     llm, params = load_model(options), sampling_params(options)
     messages = [{"role": "system", "content": options.system}] if options.system else []
     opening = len(messages)
-    interactive = sys.stdin.isatty()
+    interactive = sys.stdin is not None and sys.stdin.isatty()
     if interactive:
         print("Type a message; /clear forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer.")
     while (text := _read_message(interactive)) is not None:
@@ -137,12 +141,12 @@ def chat(options: argparse.Namespace) -> None:
             answer, metrics = show_stream(
                 llm.stream_chat(messages, replace(params, max_tokens=max(1, min(params.max_tokens, room))))
             )
-        except RequestError as error:
+        except MinillmError as error:
             messages.pop()
             print(f"{error} (/clear forgets the conversation)", file=sys.stderr)
             continue
         messages.append({"role": "assistant", "content": answer})
-        if options.stats:
+        if options.stats and metrics:
             show_summary(metrics)
 
 
@@ -151,7 +155,7 @@ def _read_message(interactive: bool) -> str | None:
     while True:
         try:
             line = input("> " if interactive else "").strip()
-        except EOFError:
+        except (EOFError, RuntimeError):  # the second: there is no standard input at all
             return None
         if line in ("/exit", "/quit"):
             return None
@@ -189,19 +193,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_safely(action: Callable[[], None]) -> int:
     """Run `action`, turning what a user can cause into one line and an exit status."""
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows a stand-in
+        if stream is not None:  # it is, where the shell closed it
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows a stand-in
     try:
         action()
-    except (MinillmError, ValueError) as error:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:  # whoever read our output has had enough
+        _let_go_of_stdout()
+        return 0
+    except (MinillmError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
+        if isinstance(error, OSError):
+            _let_go_of_stdout()
         return 2
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
-    except BrokenPipeError:  # whoever read our output has had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     return 0
+
+
+def _let_go_of_stdout() -> None:
+    """What could not be written shall not be tried again when Python exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -32,5 +32,9 @@ class RequestError(MinillmError, ValueError):
     """A request cannot be served: an empty prompt, parameters out of range, more tokens than the context."""
 
 
+class CapacityError(MinillmError, MemoryError):
+    """The machine's memory does not hold what was asked for."""
+
+
 class NumericError(MinillmError):
     """A computation gave NaN or infinity where a number was needed."""

@@ -20,9 +20,10 @@ class KVCache:
 
     Attributes
     ----------
-    keys : float32 [L, N, G, K, B]
+    keys : float32 [N, L, G, K, B]
+        A block holds its B positions for all layers, so that memory is touched, and taken, as blocks are filled.
         Positions lie innermost: scoring a query against the B keys of a block then runs along memory, a lane a key.
-    values : float32 [L, N, G, B, K]
+    values : float32 [N, L, G, B, K]
         Here head_dim lies innermost: the weighted sum of values runs along memory too, a lane a component.
     blocks : BlockAllocator
         Says which blocks are held; block tables are kept by whoever owns a sequence.
@@ -31,8 +32,8 @@ class KVCache:
     def __init__(self, config: ModelConfig, num_blocks: int, block_size: int = 16, xp: Any = np):
         self.blocks = BlockAllocator(num_blocks, block_size)
         layers, heads, head_dim = config.num_layers, config.num_kv_heads, config.head_dim
-        self.keys = xp.zeros((layers, num_blocks, heads, head_dim, block_size), dtype=xp.float32)
-        self.values = xp.zeros((layers, num_blocks, heads, block_size, head_dim), dtype=xp.float32)
+        self.keys = xp.zeros((num_blocks, layers, heads, head_dim, block_size), dtype=xp.float32)
+        self.values = xp.zeros((num_blocks, layers, heads, block_size, head_dim), dtype=xp.float32)
 
     @classmethod
     def contiguous(cls, config: ModelConfig, length: int, num_sequences: int = 1, xp: Any = np) -> KVCache:
@@ -52,7 +53,7 @@ class KVCache:
     @property
     def bytes_per_token(self) -> int:
         """Bytes one position takes: a key and a value for every layer and key/value head."""
-        layers, _, heads, head_dim, _ = self.keys.shape
+        _, layers, heads, head_dim, _ = self.keys.shape
         return 2 * layers * heads * head_dim * self.keys.itemsize
 
     @property
@@ -71,7 +72,7 @@ class KVCache:
         return self.blocks.num_held / self.num_blocks
 
     def __repr__(self):
-        layers, _, heads, head_dim, _ = self.keys.shape
+        _, layers, heads, head_dim, _ = self.keys.shape
         return (
             f"KVCache({layers} layers, {heads} kv heads of {head_dim}, {self.keys.dtype}; {self.blocks.num_held} of "
             f"{self.num_blocks} blocks of {self.block_size} held, {self.num_bytes_held / 1e6:.1f} of "

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import numpy as np
@@ -19,7 +20,8 @@ from minillm import catalog
 from minillm.batch import Batch, Chunk
 from minillm.catalog import Report
 from minillm.checkpoints import open_checkpoint
-from minillm.errors import RequestError
+from minillm.checks import check_integer
+from minillm.errors import CapacityError, RequestError
 from minillm.kv_cache import KVCache
 from minillm.ops import backend as find_backend
 from minillm.sampling import SamplingParams, sample
@@ -98,12 +100,27 @@ class LLM:
     block_size : positions a block of the KV cache holds.
     report : where progress is told (fetching, compiling); None for stderr.
 
+    Attributes
+    ----------
+    path : the model's file or folder.
+    config : ModelConfig.
+    tokenizer : Tokenizer, or None if the model came without one.
+    transformer : the forward pass and its weights.
+    kv_cache : the memory it reads and writes.
+    context_length : positions there is room for.
+
     Raises
     ------
     CatalogError, CheckpointError, UnsupportedError, TokenizerError
         The model cannot be found, is damaged, or asks for what is not supported.
+    CapacityError
+        The KV cache does not fit into memory.
     ValueError
         Another argument is out of range.
+
+    Notes
+    -----
+    One thread at a time may use an LLM; a second is refused. Processes are to be started with "spawn", not forked.
     """
 
     def __init__(
@@ -118,20 +135,22 @@ class LLM:
     ):
         report = report or Report()
         self.ops = find_backend(backend)
-        self.ops.set_num_threads(threads)
-        self.threads = threads
-        checkpoint = open_checkpoint(catalog.resolve(model, report=report))
+        self.threads = None if threads is None else check_integer("threads", threads, 1)
+        self.ops.set_num_threads(self.threads)
+        self.path = catalog.resolve(model, report=report)
+        checkpoint = open_checkpoint(self.path)
         self.config = checkpoint.config
         self.tokenizer: Tokenizer | None = checkpoint.tokenizer
-        self.context_length = _context_length(context_length, self.config.context_length)
-        if block_size < 1:
-            raise ValueError(f"block_size is {block_size}; a block holds at least 1 position")
+        if context_length is None:
+            context_length = min(self.config.context_length, DEFAULT_CONTEXT_LENGTH)
+        self.context_length = check_integer("context_length", context_length, 1, self.config.context_length)
+        block_size = min(check_integer("block_size", block_size, 1), self.context_length)
         self._sequence = Sequence([], 0)  # the latest request: the next one may continue it
-        self._busy = False
+        self._in_use = threading.Lock()
+        self._process = os.getpid()
         with self.ops.announcing_compilation(report.line):
             self.transformer = Transformer(self.config, lambda name: checkpoint.tensors[name].read(), self.ops)
-            num_blocks = -(-self.context_length // block_size)
-            self.kv_cache = KVCache(self.config, num_blocks, block_size)
+            self.kv_cache = self._make_cache(block_size)
             self._warm_up()
 
     def generate(
@@ -144,19 +163,18 @@ class LLM:
         RequestError
             A prompt is empty, holds ids that are not the model's, or leaves no room for `max_tokens`.
         """
+        if not isinstance(prompts, str | list | tuple | np.ndarray):
+            raise RequestError(f"prompts are {type(prompts).__name__}; generate takes a prompt or a list of prompts")
         if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], int | np.integer)):
             prompts = [prompts]
-        requests = [self.encode(prompt) for prompt in prompts]
-        params = params or SamplingParams()
-        for token_ids in requests:
-            self._check_fits(token_ids, params)
+        params = _check_params(params)
+        requests = [self._request(prompt, params) for prompt in prompts]
         return [self._collect(token_ids, params) for token_ids in requests]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
         """Answer one prompt, token by token. Raises as `generate` does, before the first token."""
-        token_ids, params = self.encode(prompt), params or SamplingParams()
-        self._check_fits(token_ids, params)
-        return self._run(token_ids, params)
+        params = _check_params(params)
+        return self._run(self._request(prompt, params), params)
 
     def chat(self, messages: SequenceOf[Message], params: SamplingParams | None = None) -> RequestOutput:
         """Answer a conversation, `[{"role": "user", "content": "Hi"}, ...]`, through the model's chat template.
@@ -180,6 +198,11 @@ class LLM:
                 rows.append(self._advance(sequence, every_token=True))
             return np.concatenate(rows)
 
+    def reset_cache(self) -> None:
+        """Forget the latest request, so that the next one computes all of its prompt."""
+        with self._sequence_for([], reuse=False):
+            pass
+
     def encode(self, prompt: Prompt) -> list[int]:
         """The prompt's token ids, checked; ids pass through as they are.
 
@@ -192,18 +215,14 @@ class LLM:
             if self.tokenizer is None:
                 raise RequestError("this model came without a tokenizer; give token ids instead of text")
             token_ids = self.tokenizer.encode(prompt)
-        else:
+        elif isinstance(prompt, list | tuple | np.ndarray):
             token_ids = list(prompt)
+        else:
+            raise RequestError(f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
         if not token_ids:
             raise RequestError("the prompt is empty; a model continues what is there, so give it at least one token")
-        for position, token_id in enumerate(token_ids):
-            is_integer = isinstance(token_id, int | np.integer) and not isinstance(token_id, bool)
-            if not is_integer or not 0 <= token_id < self.config.vocab_size:
-                raise RequestError(
-                    f"prompt token {position} is {token_id!r}; token ids of this model are whole numbers "
-                    f"from 0 to {self.config.vocab_size - 1}"
-                )
-        return [int(token_id) for token_id in token_ids]
+        most = self.config.vocab_size - 1
+        return [check_integer(f"prompt token {n}", token_id, 0, most) for n, token_id in enumerate(token_ids)]
 
     @property
     def can_chat(self) -> bool:
@@ -242,13 +261,14 @@ class LLM:
                     finish_reason = "stop"
                 elif finish_reason:
                     shown += text.finish()
+                    finish_reason = "stop" if text.stopped else finish_reason
                 metrics.num_generated_tokens = sequence.num_generated
                 metrics.kv_bytes = self.kv_cache.num_bytes_held
                 if sequence.num_generated == 1:
                     metrics.time_to_first_token = perf_counter() - started
                 else:
                     metrics.decode_seconds += perf_counter() - started
-                yield Delta(shown, chosen.token_id, chosen.logprob, finish_reason, metrics)
+                yield Delta(shown, chosen.token_id, chosen.logprob, finish_reason, replace(metrics))
 
     def _collect(self, prompt_ids: list[int], params: SamplingParams) -> RequestOutput:
         output = RequestOutput(prompt_ids, logprobs=[] if params.logprobs else None)
@@ -278,9 +298,13 @@ class LLM:
 
         The prompt's last token is always computed: its logits choose the first new token.
         """
-        if self._busy:
+        if os.getpid() != self._process:
+            raise RequestError(
+                "this LLM was made before a fork(), and OpenMP's threads do not survive one: start processes with "
+                'multiprocessing.get_context("spawn"), and make the LLM in the new process'
+            )
+        if not self._in_use.acquire(blocking=False):
             raise RequestError("another request is being streamed; finish its loop, or close() it, before the next")
-        self._busy = True
         latest = self._sequence
         kept = _common_prefix(latest.token_ids[: latest.num_computed], token_ids[:-1]) if reuse else 0
         self.kv_cache.blocks.shrink(latest.block_table, kept)
@@ -288,7 +312,7 @@ class LLM:
         try:
             yield self._sequence
         finally:
-            self._busy = False
+            self._in_use.release()
 
     def _finish_reason(self, token_id: int, num_generated: int, params: SamplingParams) -> str | None:
         ends = () if self.tokenizer is None or params.ignore_eos else self.tokenizer.eos_token_ids
@@ -296,18 +320,30 @@ class LLM:
             return "stop"
         return "length" if num_generated == params.max_tokens else None
 
-    def _check_fits(self, token_ids: list[int], params: SamplingParams) -> None:
-        if len(token_ids) + params.max_tokens > self.context_length:
+    def _request(self, prompt: Prompt, params: SamplingParams) -> list[int]:
+        """The prompt's token ids, once it is sure that the request can be served."""
+        token_ids = self.encode(prompt)
+        needed = len(token_ids) + params.max_tokens
+        if needed > self.context_length:
             raise RequestError(
-                f"a prompt of {len(token_ids)} tokens and max_tokens of {params.max_tokens} come to "
-                f"{len(token_ids) + params.max_tokens}, but the context holds {self.context_length}: "
-                "shorten one, or give LLM a larger context_length if the model allows it"
+                f"a prompt of {len(token_ids)} tokens and max_tokens of {params.max_tokens} come to {needed}, but "
+                f"the context holds {self.context_length}: shorten one, or give LLM a larger context_length if the "
+                "model allows it"
             )
+        if params.stop and self.tokenizer is None:
+            raise RequestError("this model came without a tokenizer, so its answers are no text to find `stop` in")
         for token_id in params.stop_token_ids:
-            if token_id >= self.config.vocab_size:
-                raise RequestError(
-                    f"stop_token_ids holds {token_id}; the model's ids end at {self.config.vocab_size - 1}"
-                )
+            check_integer("stop_token_ids", token_id, 0, self.config.vocab_size - 1)
+        return token_ids
+
+    def _make_cache(self, block_size: int) -> KVCache:
+        try:
+            return KVCache(self.config, -(-self.context_length // block_size), block_size)
+        except MemoryError as error:
+            raise CapacityError(
+                f"a KV cache of {self.context_length:,} positions does not fit this machine's memory ({error}); "
+                "give LLM a smaller context_length"
+            ) from error
 
     def _warm_up(self) -> None:
         """Run two tokens and then one through a cache of their own, so that every kernel is compiled or loaded."""
@@ -342,12 +378,10 @@ class _AnswerText:
         return self._matcher.push(self._decoder.finish()) + self._matcher.finish()
 
 
-def _context_length(asked: int | None, most: int) -> int:
-    if asked is None:
-        return min(most, DEFAULT_CONTEXT_LENGTH)
-    if not 1 <= asked <= most:
-        raise ValueError(f"context_length is {asked}; this model was made for 1 to {most} positions")
-    return asked
+def _check_params(params: SamplingParams | None) -> SamplingParams:
+    if params is not None and not isinstance(params, SamplingParams):
+        raise RequestError(f"params are {type(params).__name__}; they must be SamplingParams")
+    return params or SamplingParams()
 
 
 def _common_prefix(left: SequenceOf[int], right: SequenceOf[int]) -> int:

@@ -9,13 +9,13 @@ what is too unlikely, and draws. Each step is a function of its own, in the orde
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, fields
 
 import numpy as np
 
+from minillm.checks import check_integer, check_number
 from minillm.errors import NumericError, RequestError
 
 
@@ -59,44 +59,40 @@ class SamplingParams:
 
     def __post_init__(self):
         stop = [self.stop] if isinstance(self.stop, str) else self.stop
-        object.__setattr__(self, "stop", _tuple("stop", stop))  # how a frozen dataclass tidies its own fields
-        object.__setattr__(self, "stop_token_ids", _tuple("stop_token_ids", self.stop_token_ids))
-        _check_integer("max_tokens", self.max_tokens, 1, None)
-        _check_number("temperature", self.temperature, 0, math.inf, "0 (greedy) or more")
-        _check_integer("top_k", self.top_k, 0, None)
-        _check_number("top_p", self.top_p, 0, 1, "over 0, at most 1", excluded=0)
-        _check_number("min_p", self.min_p, 0, 1, "from 0 to 1")
-        _check_number("repetition_penalty", self.repetition_penalty, 0, math.inf, "over 0", excluded=0)
-        if self.seed is not None:
-            _check_integer("seed", self.seed, 0, 2**64 - 1)
-        for text in self.stop:
-            if not isinstance(text, str) or not text:
-                raise RequestError(f"stop holds {text!r}; it takes strings of at least one character")
-        for token_id in self.stop_token_ids:
-            _check_integer("stop_token_ids", token_id, 0, None)
+        checked = {
+            "max_tokens": check_integer("max_tokens", self.max_tokens, 1),
+            "temperature": check_number("temperature", self.temperature, "0 (greedy) or more", 0, math.inf),
+            "top_k": check_integer("top_k", self.top_k, 0),
+            "top_p": check_number("top_p", self.top_p, "over 0, at most 1", 0, 1, excluded=0),
+            "min_p": check_number("min_p", self.min_p, "from 0 to 1", 0, 1),
+            "repetition_penalty": check_number(
+                "repetition_penalty", self.repetition_penalty, "over 0", 0, math.inf, excluded=0
+            ),
+            "seed": None if self.seed is None else check_integer("seed", self.seed, 0, 2**64 - 1),
+            "stop": tuple(_check_stop(text) for text in _items("stop", stop)),
+            "stop_token_ids": tuple(
+                check_integer("stop_token_ids", token_id, 0)
+                for token_id in _items("stop_token_ids", self.stop_token_ids)
+            ),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)  # how a frozen dataclass tidies its own fields
 
     def __repr__(self):
         changed = [f for f in fields(self) if getattr(self, f.name) != f.default]
         return f"SamplingParams({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in changed)})"
 
 
-def _tuple(name: str, values: Iterable) -> tuple:
+def _items(name: str, values: Iterable) -> Iterable:
     if not isinstance(values, Iterable):
         raise RequestError(f"{name} is {values!r}; it takes a list")
-    return tuple(values)
+    return values
 
 
-def _check_number(name: str, value: float, low: float, high: float, wanted: str, excluded: float | None = None) -> None:
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or not low <= value <= high or value == excluded:
-        raise RequestError(f"{name} is {value!r}; it must be a finite number, {wanted}")
-
-
-def _check_integer(name: str, value: int, low: int, high: int | None) -> None:
-    is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not is_integer or value < low or (high is not None and value > high):
-        wanted = f"{low} or more" if high is None else f"from {low} to {high}"
-        raise RequestError(f"{name} is {value!r}; it must be a whole number, {wanted}")
+def _check_stop(text: str) -> str:
+    if not isinstance(text, str) or not text:
+        raise RequestError(f"stop holds {text!r}; it takes strings of at least one character")
+    return text
 
 
 @dataclass(frozen=True)
@@ -149,7 +145,10 @@ def penalise_repeats(scores: np.ndarray, penalty: float, context: SequenceOf[int
         return scores
     seen = np.unique(np.asarray(context, np.int64))
     scores = scores.copy()
-    scores[seen] = np.where(scores[seen] > 0, scores[seen] / penalty, scores[seen] * penalty)
+    with np.errstate(over="ignore"):
+        penalised = np.where(scores[seen] > 0, scores[seen] / penalty, scores[seen] * penalty)
+    largest = np.finfo(scores.dtype).max
+    scores[seen] = np.clip(penalised, -largest, largest)  # a wild penalty must not make infinities
     return scores
 
 
@@ -187,15 +186,15 @@ def keep_min_p(scores: np.ndarray, min_p: float) -> np.ndarray:
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
-    """Scores [V] -> probabilities [V]."""
-    e = np.exp(scores - scores.max())
-    return e / e.sum()
+    """Scores [..., V] -> probabilities [..., V]."""
+    e = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
 
 
 def log_softmax(scores: np.ndarray) -> np.ndarray:
     """The natural logarithm of `softmax`, without passing through numbers too small to hold."""
-    shifted = scores - scores.max()
-    return shifted - np.log(np.exp(shifted).sum())
+    shifted = scores - scores.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
 def draw(probabilities: np.ndarray, uniform: float) -> int:

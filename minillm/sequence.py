@@ -35,5 +35,5 @@ class Sequence:
     def __repr__(self):
         return (
             f"Sequence({self.num_prompt_tokens} prompt + {self.num_generated} generated tokens, "
-            f"{self.num_computed} computed, blocks {self.block_table})"
+            f"{self.num_computed} computed, {len(self.block_table)} blocks)"
         )

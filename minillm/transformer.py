@@ -5,6 +5,9 @@ vector of each token: what attention gathers from the tokens before it, and what
 of the token itself. Prefill and decode are this same pass, over many tokens of a sequence or over one.
 
 The numbers are worked out by `ops`, a backend (see `minillm/ops/__init__.py`); this file says what is computed.
+
+Shapes, here and everywhere: `T` tokens in the step, `S` sequences, `V` vocabulary, `D` hidden size (the numbers that
+describe a token on its way), `F` feed-forward size, `H` query heads, `G` key/value heads, `K` numbers in a head.
 """
 
 from __future__ import annotations
@@ -25,13 +28,13 @@ Array = Any  # an array of the backend's library
 Probe = Callable[[str, Array], None]
 
 
-def _nobody(name: str, value: Array) -> None:
-    """The probe of a pass that nobody watches."""
+def no_probe(name: str, value: Array) -> None:
+    """What is shown every intermediate result when nobody wants to look."""
 
 
 @dataclass(frozen=True)
 class Linear:
-    """A matrix in the backend's own layout, and its bias if it has one."""
+    """A weight matrix (outputs x inputs, in the backend's own layout), and its bias [outputs] if it has one."""
 
     weight: Any
     bias: Array | None
@@ -41,15 +44,15 @@ class Linear:
 class Layer:
     """One layer's weights."""
 
-    attention_norm: Array
-    q: Linear
-    k: Linear
-    v: Linear
-    output: Linear
-    mlp_norm: Array
-    gate: Linear
-    up: Linear
-    down: Linear
+    attention_norm: Array  # [D]
+    q: Linear  # D -> H * K
+    k: Linear  # D -> G * K
+    v: Linear  # D -> G * K
+    output: Linear  # H * K -> D
+    mlp_norm: Array  # [D]
+    gate: Linear  # D -> F
+    up: Linear  # D -> F
+    down: Linear  # F -> D
 
 
 class Transformer:
@@ -93,7 +96,7 @@ class Transformer:
         )
 
     def forward(
-        self, batch: Batch, kv_cache: KVCache, *, every_token: bool = False, probe: Probe = _nobody
+        self, batch: Batch, kv_cache: KVCache, *, every_token: bool = False, probe: Probe = no_probe
     ) -> np.ndarray:
         """Advance every sequence of the batch by its chunk.
 
@@ -111,10 +114,17 @@ class Transformer:
         Returns
         -------
         logits, float32 [S, V] or [T, V]
+
+        Raises
+        ------
+        ValueError
+            A token id is not in the vocabulary.
         """
+        if not 0 <= batch.token_ids.min() <= batch.token_ids.max() < self.config.vocab_size:
+            raise ValueError(f"{batch} holds a token id outside 0 to {self.config.vocab_size - 1}")
         ops = self.ops
         angles = ops.rotary_angles(batch.positions, self.frequencies)
-        x = ops.embed(batch.token_ids, self.embedding)
+        x = ops.embed(batch.token_ids, self.embedding)  # [T, D], and so it stays through all layers
         probe("embedding", x)
         for index, layer in enumerate(self.layers):
             name = f"layers.{index}"
@@ -146,9 +156,10 @@ class Transformer:
         probe(f"{name}.q", q)
         probe(f"{name}.k", k)
         probe(f"{name}.v", v)
-        keys, values = kv_cache.keys[index, ...], kv_cache.values[index, ...]
-        ops.write_kv(k, v, keys, values, batch.slots)
-        gathered = ops.attention(q, keys, values, batch.positions, batch.query_starts, batch.block_tables)
+        ops.write_kv(k, v, kv_cache.keys, kv_cache.values, index, batch.slots)
+        gathered = ops.attention(
+            q, kv_cache.keys, kv_cache.values, index, batch.positions, batch.query_starts, batch.block_tables
+        )
         probe(f"{name}.gathered", gathered)
         output = ops.linear(gathered.reshape(T, -1), layer.output.weight, layer.output.bias)
         probe(f"{name}.output", output)

@@ -55,7 +55,7 @@ STATE = """
     {{- turn(message, ns) }}
     {%- set ns.seen = ns.seen + [message.role] %}
 {%- endfor %}
-{{- ns.seen | join(', ') }}|{{ ns.seen | unique | sort | join }}|{{ ns.count ** 2 }}|{{ dict(a=1).items() | list }}
+{{- ns.seen | join(', ') }}|{{ ns.seen | unique | sort | join }}|{{ ns.count * 2 }}|{{ dict(a=1).items() | list }}
 {{- messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | join('-') }}
 {{- "%s:%s" | format('x', ns.count) }}
 """
@@ -130,7 +130,10 @@ def test_malformed_messages(messages, words):
         ("{{ 'a' | nonsense }}", "nonsense"),
         ("{{ tools.x | tojson }}", "line 1"),
         (None, "wants text, found NoneType"),
-        ("x" * 1_000_001, "1,000,001 characters"),
+        ("x" * 100_001, "100,001 characters"),
+        ("a\n{% block x %}{% endblock %}", "line 2: .*may not use Block"),
+        ("\n{{ 2 ** 3 }}", "line 2: .*may not use Pow"),
+        ("{% macro f() %}{{ varargs }}{% endmacro %}", "may not use the name 'varargs'"),
     ],
 )
 def test_broken_templates(source, words):
@@ -168,6 +171,19 @@ BREAKOUTS = [
     "{{ 'a'.encode().decode() }}",
 ]
 DOUBLING = "{{% set ns = namespace(x={start}) %}}{{% for i in range(99) %}}{step}{{% endfor %}}{{{{ ns.x | tojson }}}}"
+# A value stored again and again, inside the next one.
+GROWING = (
+    "{{% set ns = namespace(t=()) %}}{{% macro f() %}}{{% set ns.t = {macro} %}}{{% endmacro %}}"
+    "{{% for j in range(3) %}}{{% for i in range(90000) %}}{{% set _ = {step} %}}{{% endfor %}}{{% endfor %}}{{{{ {use} }}}}"
+)
+# One slow operation, as often as the source has room for.
+BIG = "{% set x = range(60000) | list + [0.5] %}{% set y = range(60000) | list + [1.5] %}{% set z = {'a': 1} %}"
+
+
+def repeated(work):
+    return BIG + f"{{% set r = {work} %}}" * ((99_000 - len(BIG)) // (len(work) + 15))
+
+
 BOMBS = [
     "{{ 'a' * 10 ** 10 }}",
     "{{ 10 ** 10 * [1] }}",
@@ -229,6 +245,73 @@ BOMBS = [
     "{% for a in b %}" * 50 + "{% endfor %}" * 50,
     "{{ " + "9" * 10_000 + " }}",
     "{{ strftime_now('%Y' * 1000000) }}",
+    "{{ strftime_now('%099999d' * 100000) }}",
+    "{{ strftime_now('%99999999d') }}",
+    GROWING.format(macro="varargs", step="f(ns.t)", use="ns.t in {}"),
+    GROWING.format(macro="varargs", step="f(ns.t, ns.t)", use="ns.t"),
+    GROWING.format(macro="kwargs", step="f(a=ns.t, b=ns.t)", use="ns.t | tojson"),
+    DOUBLING.format(start="(1,)", step="{% set ns.x = (ns.x,) %}"),
+    DOUBLING.format(start="[]", step="{% set ns.x = [ns.x] %}"),
+    "{% set ns = namespace(x={'a': 1}) %}{% for i in range(9999) %}{% set ns.x = {'a': ns.x | items | list} %}{% endfor %}",
+    "{% set ns = namespace(x=['ab']) %}{% for i in range(9999) %}{% set ns.x = ns.x | groupby(0) %}{% endfor %}",
+    "{% set b = 'a' * 100000 %}{{ range(99999) | map(attribute='x', default=b) | list | string | length }}",
+    "{% set b = 'a' * 100000 %}{{ range(99999) | map(attribute='x') | map('default', b) | list | upper | length }}",
+    "{{ " + " or ".join(["[range(99999) | list] == 1"] * 200) + " }}",
+    repeated("x == y"),
+    repeated("x < y"),
+    repeated("x in [y, y]"),
+    repeated("y in x"),
+    repeated("x is eq y"),
+    repeated("x is in z"),
+    repeated("x == y != y == x"),
+    repeated("z[x]"),
+    repeated("z.get(x)"),
+    repeated("{x: 1, y: 2}"),
+    repeated("x[1:]"),
+    repeated("x | sort"),
+    repeated("x | string | length"),
+    repeated("x | unique"),
+    repeated("x | reject('eq', 5.5) | list"),
+    repeated("x | rejectattr('real', 'lt', 0) | list"),
+    repeated("x | map('trim') | list"),
+    repeated("x | max"),
+    repeated("x.index(5.5) if 5.5 in x"),
+    repeated("'%s' % [x]"),
+    repeated("'{}'.format(x)"),
+    repeated("x ~ x"),
+    repeated("[x]"),
+    repeated("dict(x=x)"),
+    repeated("namespace(x=x)"),
+    "{% for a in range(99999) %}{% for b in range(99999) if false %}{% endfor %}{% endfor %}",
+    "{% for b in range(99999) if false %}{% endfor %}" * 2000,
+    "{{ range(99999) | reject('in', range(99999) | list) | list }}",
+    "{{ ('a' * 500000) | trim('b' * 500000 ~ 'a') }}",
+    "{{ ('a' * 500000).strip('b' * 400000 ~ 'a') }}",
+    "{{ ('a' * 500000).rfind('b' ~ 'a' * 250000) }}",
+    "{{ ('a' * 500000).rsplit('b' ~ 'a' * 250000) }}",
+    "{{ ('a' * 500000).rpartition('b' ~ 'a' * 250000) }}",
+    "{{ (('<!---->' * 80000) | safe).striptags() }}",
+    "{{ (('&lt;' * 80000) | safe).unescape() }}",
+    "{% for i in range(9) %}{{ loop.changed(i) }}{% endfor %}",
+    "{{ ('%99d' * 99999) % range(99999) | list }}",
+    "{{ '%.99f' * 99999 | format(1e308) }}",
+    "{{ 3 ** 5000000 // 3 ** 2400000 }}",
+    "{{ 0x" + "f" * 20000 + " // 3 }}",
+    "{{ ('f' * 200000) | int(base=16) // 3 }}",
+    "{% set ns = namespace(x=9) %}{% for i in range(99) %}{% set ns.x = ns.x - ns.x * -9 %}{% endfor %}",
+    "{{ (1).from_bytes([255] * 100000, 'big') // 3 }}",
+    "{{ 1e300 | int // 3 }}",
+    "{{ [[[1]]] | tojson(indent='a' * 100000) }}",
+    "{{ [1] * 9999 | tojson(separators=('a' * 100000, 'b')) }}",
+    "{{a}}" * 19_900,
+    "{%if a%}{%endif%}" * 5_800,
+    "{% set a = 1 %}" * 6_600,
+    "{{ a" + " ~ a" * 20_000 + " }}",
+    "{{ [" + "1," * 45_000 + "] }}",
+    "{{ a" + "|e" * 45_000 + " }}",
+    "{%if a%}" + "{%elif a%}" * 9_000 + "{%endif%}",
+    "{% call f() %}{% endcall %}",
+    "{{ raise_exception('a' * 400000) }}",
 ]
 
 
@@ -245,7 +328,7 @@ def test_bombs_are_stopped_early_and_small(source):
     start = time.monotonic()
     with pytest.raises(ChatTemplateError, match="chat template"):
         chat(source, width=10**9)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 10  # on a busy machine; alone, 2.5 seconds
 
 
 @pytest.mark.parametrize("source", [bomb for bomb in BOMBS if "100000" in bomb or "10 **" in bomb][:12])

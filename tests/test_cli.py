@@ -136,7 +136,7 @@ def test_a_conversation_that_outgrows_the_context_says_so_and_goes_on(monkeypatc
         (["--model", "no/such.gguf"], "error: model 'no/such.gguf': no such file"),
         (["--top-p", "2"], "error: top_p is 2.0; it must be a finite number, over 0, at most 1"),
         (["--temperature", "nan"], "error: temperature is nan"),
-        (["--threads", "0"], "error: threads is 0; this machine has 1 to"),
+        (["--threads", "0"], "error: threads is 0; it must be a whole number, 1 or more"),
         (["--max-tokens", "401"], r"error: a prompt of \d+ tokens and max_tokens of 401 come to"),
         (["--backend", "numpy", "--threads", "2"], "error: threads is 2, but backend 'numpy'"),
     ],
@@ -155,6 +155,44 @@ def test_a_reader_who_has_had_enough(model_file):
     process = subprocess.run(["bash", "-c", command], capture_output=True, encoding="utf-8", check=True)
     assert process.stdout == "h"
     assert process.stderr == ""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "> /dev/full"])
+@pytest.mark.parametrize("command", ["generate hello --raw", "chat"])
+def test_streams_that_are_closed_or_full_are_no_traceback(model_file, command, closed):
+    if "/dev/full" in closed and not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    line = f"echo hello | '{sys.executable}' -m minillm.cli {command} --model '{model_file}' --max-tokens 5 {closed}"
+    process = subprocess.run(["bash", "-c", line], capture_output=True, encoding="utf-8")
+    assert "Traceback" not in process.stderr
+    assert "Exception" not in process.stderr
+    assert (process.returncode, process.stderr != "") == ((2, True) if "full" in closed else (0, False))
+
+
+def test_ctrl_c_stops_an_answer_not_the_conversation(monkeypatch, model_file, capsys):
+    stream_chat, asked = LLM.stream_chat, []
+
+    def interrupted(self, messages, params):
+        asked.append([message["content"] for message in messages])
+        deltas = stream_chat(self, messages, params)
+        yield next(deltas)
+        if len(asked) == 1:
+            raise KeyboardInterrupt
+        yield from deltas
+
+    monkeypatch.setattr(LLM, "stream_chat", interrupted)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\nand?\n"))
+    assert cli.main(["chat", "--model", model_file, "--max-tokens", "5"]) == 0
+    _, second = asked
+    assert second == ["hello", second[1], "and?"]  # what had been said of the first answer is remembered
+    assert capsys.readouterr().out.count("\n") == 2
+
+
+def test_a_line_that_is_no_text_does_not_end_the_conversation(model_file):
+    command = [sys.executable, "-m", "minillm.cli", "chat", "--model", model_file, "--max-tokens", "2"]
+    process = subprocess.run(command, input=b"\xff\xfe\nhello\n", capture_output=True, check=True)
+    assert b"Traceback" not in process.stderr
+    assert process.stdout.count(b"\n") >= 1
 
 
 def test_an_interrupt_is_no_traceback(monkeypatch, model_file, capsys):

@@ -2,7 +2,10 @@
 
 import gc
 import math
+import os
+import threading
 
+import numba
 import numpy as np
 import pytest
 import torch
@@ -11,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minillm.llm
-from minillm import LLM, ChatTemplateError, NumericError, RequestError, SamplingParams
+from minillm import LLM, CapacityError, ChatTemplateError, NumericError, RequestError, SamplingParams
+from minillm.sampling import sample
 
 TEMPLATE = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}</s>{% endfor %}<s>assistant:"
 
@@ -67,17 +71,32 @@ def test_an_answer_does_not_depend_on_what_ran_before(llm, requests):
     """Same tokens, same bits of logprob: whether the cache held a common beginning, and whatever drew before."""
     alone = []
     for prompt, how in requests:
-        llm.logits([0])  # leaves nothing in the cache that a prompt could continue, but for a token 0
+        llm.reset_cache()
         alone.append(essence(llm.generate([prompt], how)[0]))
     in_a_row = [essence(llm.generate([prompt], how)[0]) for prompt, how in requests]
     assert in_a_row == alone
 
 
 @settings(max_examples=40)
+@given(prompt=token_ids, how=params)
+def test_the_loop_is_logits_and_sample_by_turns(llm, prompt, how):
+    """The simplest implementation: score everything anew for every token, and sample the last row."""
+    tokens, logprobs = [], []
+    while len(tokens) < how.max_tokens:
+        chosen = sample(llm.logits(prompt + tokens)[-1], how, how.seed, len(tokens), prompt + tokens)
+        tokens.append(chosen.token_id)
+        logprobs.append(chosen.logprob)
+        if chosen.token_id in llm.tokenizer.eos_token_ids and not how.ignore_eos:
+            break
+    output = llm.generate([prompt], how)[0]
+    assert (output.token_ids, output.logprobs) == (tokens, logprobs)
+
+
+@settings(max_examples=40)
 @given(beginning=token_ids, left=token_ids, right=token_ids)
 def test_a_common_beginning_is_computed_once(llm, beginning, left, right):
     how = SamplingParams(max_tokens=2, temperature=0, logprobs=True, ignore_eos=True)
-    llm.logits([0])
+    llm.reset_cache()
     fresh = llm.generate([beginning + right], how)[0]
     llm.generate([beginning + left], how)
     again = llm.generate([beginning + right], how)[0]
@@ -102,10 +121,18 @@ def test_a_stream_is_the_same_answer_in_pieces(llm, prompt, how):
 @settings(max_examples=30)
 @given(prompt=token_ids, chunk=st.integers(1, 40))
 def test_logits_have_the_same_bits_for_any_prefill_chunk(llm, prompt, chunk):
-    whole = llm.logits(prompt)
+    whole, lengths = llm.logits(prompt), []
+    forward = llm.transformer.forward
+
+    def watched(batch, *args, **kwargs):
+        lengths.append(batch.num_tokens)
+        return forward(batch, *args, **kwargs)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(minillm.llm, "PREFILL_CHUNK", chunk)
+        patch.setattr(llm.transformer, "forward", watched)
         np.testing.assert_array_equal(llm.logits(prompt), whole)
+    assert lengths == [chunk] * (len(prompt) // chunk) + [len(prompt) % chunk] * (len(prompt) % chunk > 0)
     assert whole.shape == (len(prompt), 262)
     assert whole.dtype == np.float32
 
@@ -148,6 +175,46 @@ def test_ends_of_an_answer(llm, prompt, seed):
         assert output.finish_reason == ("length" if first is None else "stop")
 
 
+def test_a_stop_string_on_the_last_permitted_token_counts(llm):
+    how = {"max_tokens": 6, "temperature": 1.5, "seed": 4, "ignore_eos": True}
+    text = llm.generate("hello", SamplingParams(**how))[0].text
+    for stop in (text[-1], text[-2:]):
+        assert llm.generate("hello", SamplingParams(**how, stop=stop))[0].finish_reason == "stop"
+
+
+def test_unseeded_requests_differ_and_seeded_ones_do_not(llm):
+    def tokens(seed):
+        return llm.generate("hello", SamplingParams(max_tokens=12, temperature=3.0, ignore_eos=True, seed=seed))[
+            0
+        ].token_ids
+
+    assert tokens(None) != tokens(None)
+    assert tokens(5) == tokens(5) != tokens(6)
+
+
+def test_special_tokens_are_shown_if_asked_for(llm):
+    for seed in range(100):
+        how = {"max_tokens": 30, "temperature": 3.0, "seed": seed, "ignore_eos": True}
+        output = llm.generate("hello", SamplingParams(**how))[0]
+        if 2 in output.token_ids:
+            break
+    assert "</s>" not in output.text
+    assert "</s>" in llm.generate("hello", SamplingParams(**how, skip_special_tokens=False))[0].text
+
+
+def test_a_chat_prompt_is_not_given_special_tokens_twice(tmp_path):
+    def edit(writer):
+        writer.add_chat_template(TEMPLATE)
+        writer.add_add_bos_token(True)
+
+    path = write_gguf(tmp_path / "bos.gguf", random_llama(vocab_size=262), with_tokenizer=True, edit=edit)
+    llm = LLM(path)
+    assert llm.encode("hello")[0] == llm.tokenizer.bos_token_id
+    chat = llm.encode_chat([{"role": "user", "content": "hello"}])
+    assert chat[:2] == llm.tokenizer.encode("<s>u", add_special_tokens=False)[:2]
+    assert chat[1] != llm.tokenizer.bos_token_id
+
+
 def test_many_prompts_come_back_in_order(llm):
     how = SamplingParams(max_tokens=4, temperature=0)
     prompts = ["hello", [7, 8, 9], "world"]
@@ -160,14 +227,39 @@ def test_many_prompts_come_back_in_order(llm):
 
 
 def test_metrics_add_up(llm):
-    llm.logits([0])
+    llm.reset_cache()
     metrics = llm.generate([[5] * 20], SamplingParams(max_tokens=5, ignore_eos=True))[0].metrics
     assert (metrics.num_prompt_tokens, metrics.num_cached_tokens, metrics.num_generated_tokens) == (20, 0, 5)
-    assert 0 < metrics.prefill_seconds <= metrics.time_to_first_token
+    assert 0 < metrics.prefill_seconds < metrics.time_to_first_token  # sampling comes between
     assert metrics.decode_seconds > 0
     assert metrics.prefill_tokens_per_second == pytest.approx(20 / metrics.prefill_seconds)
     assert metrics.decode_tokens_per_second == pytest.approx(4 / metrics.decode_seconds)
     assert metrics.kv_bytes == 6 * 4 * llm.kv_cache.bytes_per_token  # 24 positions in 6 blocks of 4
+
+
+def test_each_delta_keeps_its_own_metrics(llm):
+    deltas = list(llm.stream("hello", SamplingParams(max_tokens=5, ignore_eos=True)))
+    assert [delta.metrics.num_generated_tokens for delta in deltas] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS < 2, reason="one core has no threads to compare")
+def test_threads_change_no_bit_and_hold_in_every_thread(model_file):
+    how = SamplingParams(max_tokens=20, temperature=1, seed=1, logprobs=True)
+    answers, seen = [], []
+    for threads in (1, 2):
+        llm = LLM(model_file, threads=threads)
+        forward = llm.transformer.forward
+
+        def watched(*args, forward=forward, **kwargs):
+            seen.append(numba.get_num_threads())
+            return forward(*args, **kwargs)
+
+        llm.transformer.forward = watched
+        asker = threading.Thread(target=lambda llm=llm: answers.append(essence(llm.generate([[1] * 20], how)[0])))
+        asker.start()
+        asker.join()
+    assert answers[0] == answers[1]
+    assert seen == [1] * (len(seen) // 2) + [2] * (len(seen) // 2)
 
 
 def test_a_conversation_continues_in_the_cache(llm):
@@ -212,10 +304,15 @@ def test_requests_that_cannot_be_served(llm):
     bad = [
         ("", "prompt is empty"),
         ([], "prompt is empty"),
-        ([1, 262], "prompt token 1 is 262; .* from 0 to 261"),
+        ([1, 262], "prompt token 1 is 262; it must be a whole number, from 0 to 261"),
         ([-1], "prompt token 0 is -1"),
         ([1.5], r"prompt token 0 is 1\.5"),
         ([True], "prompt token 0 is True"),
+        ([[1]], r"prompt token 0 is \[1\]"),
+        (np.ones((2, 2)), "prompt token 0 is array"),
+        (b"abc", "a prompt is text or a list of token ids, not bytes"),
+        ({"prompt": "hi"}, "not dict"),
+        (None, "not NoneType"),
         ([1] * 128, r"128 tokens and max_tokens of 1 come to 129, but the context holds 128"),
     ]
     for prompt, message in bad:
@@ -223,7 +320,12 @@ def test_requests_that_cannot_be_served(llm):
             llm.generate([prompt], SamplingParams(max_tokens=1))
         with pytest.raises(RequestError, match=message):
             llm.stream(prompt, SamplingParams(max_tokens=1))  # at once, not at the first token
-    with pytest.raises(RequestError, match="stop_token_ids holds 262"):
+    for prompts in (None, 5, b"abc", {"prompt": "hi"}, (n for n in "ab")):
+        with pytest.raises(RequestError, match="generate takes a prompt or a list of prompts"):
+            llm.generate(prompts)
+    with pytest.raises(RequestError, match="params are dict; they must be SamplingParams"):
+        llm.generate("hello", {"max_tokens": 1})
+    with pytest.raises(RequestError, match="stop_token_ids is 262"):
         llm.generate([[1]], SamplingParams(max_tokens=1, stop_token_ids=[262]))
     with pytest.raises(RequestError, match="129 tokens do not fit the context of 128"):
         llm.logits([1] * 129)
@@ -238,7 +340,7 @@ def test_requests_that_cannot_be_served(llm):
 def test_a_bad_prompt_among_good_ones_starts_nothing(llm):
     before = llm._sequence
     with pytest.raises(RequestError, match="empty"):
-        llm.generate([[1, 2], []])
+        llm.generate([[1, 2], []], SamplingParams(max_tokens=1))
     assert llm._sequence is before
 
 
@@ -247,9 +349,13 @@ def test_a_model_without_tokenizer_takes_ids(tmp_path):
     llm = LLM(path)
     assert llm.tokenizer is None
     assert not llm.can_chat
-    output = llm.generate([[1, 2]], SamplingParams(max_tokens=3, stop="x"))[0]
+    output = llm.generate([[1, 2]], SamplingParams(max_tokens=3))[0]
     assert (len(output.token_ids), output.text) == (3, "")
-    for ask in (lambda: llm.generate("hi"), lambda: llm.chat([{"role": "user", "content": "hi"}])):
+    for ask in (
+        lambda: llm.generate("hi"),
+        lambda: llm.chat([{"role": "user", "content": "hi"}]),
+        lambda: llm.generate([[1]], SamplingParams(max_tokens=3, stop="x")),
+    ):
         with pytest.raises(RequestError, match="without a tokenizer"):
             ask()
 
@@ -275,7 +381,12 @@ def test_damaged_weights_show_as_an_error_not_as_text(tmp_path):
     [
         ({"backend": "abacus"}, "'abacus' is unknown"),
         ({"threads": 0}, "threads is 0"),
-        ({"context_length": 0}, "context_length is 0; this model was made for 1 to 128"),
+        ({"context_length": 0}, "context_length is 0; it must be a whole number, from 1 to 128"),
+        ({"context_length": 10.5}, r"context_length is 10\.5"),
+        ({"context_length": True}, "context_length is True"),
+        ({"block_size": "16"}, "block_size is '16'"),
+        ({"threads": "2"}, "threads is '2'"),
+        ({"threads": 10**6}, "threads is 1000000; this machine has 1 to"),
         ({"context_length": 129}, "context_length is 129"),
         ({"block_size": 0}, "block_size is 0"),
     ],
@@ -283,6 +394,54 @@ def test_damaged_weights_show_as_an_error_not_as_text(tmp_path):
 def test_arguments_out_of_range(model_file, arguments, message):
     with pytest.raises(ValueError, match=message):
         LLM(model_file, **arguments)
+
+
+def test_a_cache_beyond_memory_is_an_error_with_a_way_out(tmp_path):
+    path, _ = write_hf_folder(tmp_path, max_position_embeddings=2**31 - 1)
+    assert LLM(path).context_length == 8192
+    with pytest.raises(CapacityError, match=r"2,147,483,647 positions does not fit .* smaller context_length"):
+        LLM(path, context_length=2**31 - 1)
+
+
+def test_threads_take_turns_or_are_refused(llm):
+    """Whoever is let in gets a right answer; nobody waits, nobody gets a wrong one."""
+    how = SamplingParams(max_tokens=8, temperature=1, seed=3, ignore_eos=True)
+    prompts = [[n, n + 1, n + 2] for n in range(4)]
+    expected = [essence(llm.generate([prompt], how)[0]) for prompt in prompts]
+    served, refused = [], []
+
+    def ask(n):
+        for _ in range(30):
+            try:
+                served.append(essence(llm.generate([prompts[n]], how)[0]) == expected[n])
+            except RequestError as error:
+                refused.append("another request is being streamed" in str(error))
+
+    threads = [threading.Thread(target=ask, args=[n]) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert served
+    assert all(served)
+    assert all(refused)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_after_a_fork_the_child_is_told(llm):
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            llm.generate([[1, 2]], SamplingParams(max_tokens=1))
+        except RequestError as error:
+            os.write(write, str(error).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, encoding="utf-8") as answer:
+        assert 'get_context("spawn")' in answer.read()
+    os.waitpid(child, 0)
 
 
 @pytest.mark.parametrize("block_size", [1, 7, 128, 1000])

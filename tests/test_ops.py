@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba.core.dispatcher import Dispatcher
 
 from minillm.ops import BACKENDS, backend, jit, reference
 from minillm.quantization import QuantizedMatrix
@@ -124,9 +125,9 @@ def test_embed_gives_exactly_the_rows(ops, seed, vocabulary, hidden, is_quantize
 @given(seed=seeds, outputs=sizes, blocks=st.integers(1, 4), with_minimum=st.booleans())
 def test_tiles_hold_the_matrix_and_zeros(seed, outputs, blocks, with_minimum):
     matrix = quantized(seed, outputs, blocks, 32, with_minimum)
-    np.testing.assert_array_equal(jit.widen(jit.as_matrix(matrix)), matrix.dequantize())
+    np.testing.assert_array_equal(jit.dequantize(jit.as_matrix(matrix)), matrix.dequantize())
     plain = matrix.dequantize()[:, : 32 * blocks - 5]
-    np.testing.assert_array_equal(jit.widen(jit.as_matrix(plain)), plain)
+    np.testing.assert_array_equal(jit.dequantize(jit.as_matrix(plain)), plain)
 
 
 @given(seed=seeds, rows=st.integers(1, 9), size=sizes, eps=st.sampled_from([1e-6, 1e-5, 1e-2]))
@@ -171,20 +172,21 @@ def paged_case(seed, lengths, chunk_lengths, kv_heads, group, head_dim, block_si
     blocks = [-(-length // block_size) for length in lengths]
     pool = rng.permutation(sum(blocks) + 2).astype(np.int32)
     tables = np.full((len(lengths), max(blocks)), -1, np.int32)
-    keys = rng.standard_normal((len(pool), kv_heads, head_dim, block_size), dtype=np.float32)
-    values = rng.standard_normal((len(pool), kv_heads, block_size, head_dim), dtype=np.float32)
+    layers, layer = 3, int(rng.integers(3))
+    keys = rng.standard_normal((len(pool), layers, kv_heads, head_dim, block_size), dtype=np.float32)
+    values = rng.standard_normal((len(pool), layers, kv_heads, block_size, head_dim), dtype=np.float32)
     sequences, positions, taken = [], [], 0
     for row, (length, count) in enumerate(zip(lengths, chunk_lengths, strict=True)):
         tables[row, : blocks[row]] = pool[taken : taken + blocks[row]]
         taken += blocks[row]
         own = tables[row, : blocks[row]]
-        k = np.concatenate([keys[block] for block in own], axis=2)[:, :, :length].transpose(0, 2, 1)
-        v = np.concatenate([values[block] for block in own], axis=1)[:, :length]
+        k = np.concatenate([keys[block, layer] for block in own], axis=2)[:, :, :length].transpose(0, 2, 1)
+        v = np.concatenate([values[block, layer] for block in own], axis=1)[:, :length]
         sequences.append((k, v))
         positions += range(length - count, length)
     queries = rng.standard_normal((len(positions), kv_heads * group, head_dim), dtype=np.float32)
     starts = np.concatenate([[0], np.cumsum(chunk_lengths)]).astype(np.int32)
-    return queries, keys, values, np.array(positions, np.int32), starts, tables, sequences
+    return queries, keys, values, layer, np.array(positions, np.int32), starts, tables, sequences
 
 
 sequence_lengths = st.lists(
@@ -203,7 +205,7 @@ attention_shapes = {
 @given(**attention_shapes)
 def test_attention_over_blocks(ops, seed, lengths, kv_heads, group, head_dim, block_size):
     *arguments, sequences = paged_case(seed, *zip(*lengths, strict=True), kv_heads, group, head_dim, block_size)
-    queries, starts = arguments[0], arguments[4]
+    queries, starts = arguments[0], arguments[5]
     expected = []
     for row, (k, v) in enumerate(sequences):
         q = torch.tensor(queries[starts[row] : starts[row + 1]]).double().transpose(0, 1)
@@ -218,12 +220,14 @@ def test_attention_over_blocks(ops, seed, lengths, kv_heads, group, head_dim, bl
 def test_write_kv_touches_its_slots_and_nothing_else(ops, seed, tokens, block_size):
     rng = np.random.default_rng(seed)
     keys, values = randoms(seed, (tokens, 2, 6), (tokens, 2, 6))
-    key_blocks = np.zeros((20, 2, 6, block_size), np.float32)
-    value_blocks = np.zeros((20, 2, block_size, 6), np.float32)
+    key_blocks = np.zeros((20, 3, 2, 6, block_size), np.float32)
+    value_blocks = np.zeros((20, 3, 2, block_size, 6), np.float32)
     slots = rng.permutation(20 * block_size)[:tokens]
-    ops.write_kv(keys, values, key_blocks, value_blocks, slots)
-    flat_keys = key_blocks.transpose(0, 3, 1, 2).reshape(-1, 2, 6)
-    flat_values = value_blocks.transpose(0, 2, 1, 3).reshape(-1, 2, 6)
+    ops.write_kv(keys, values, key_blocks, value_blocks, 1, slots)
+    flat_keys = key_blocks[:, 1].transpose(0, 3, 1, 2).reshape(-1, 2, 6)
+    flat_values = value_blocks[:, 1].transpose(0, 2, 1, 3).reshape(-1, 2, 6)
+    assert not key_blocks[:, [0, 2]].any()
+    assert not value_blocks[:, [0, 2]].any()
     np.testing.assert_array_equal(flat_keys[slots], keys)
     np.testing.assert_array_equal(flat_values[slots], values)
     assert np.count_nonzero(flat_keys.any(axis=(1, 2))) == tokens
@@ -231,6 +235,18 @@ def test_write_kv_touches_its_slots_and_nothing_else(ops, seed, tokens, block_si
 
 
 # --- the same bits ------------------------------------------------------------------------------------------------
+
+
+def test_no_kernel_lets_the_compiler_reorder_a_sum():
+    kernels = {name: value for name, value in vars(jit).items() if isinstance(value, Dispatcher)}
+    assert len(kernels) >= 8
+    for name, kernel in kernels.items():
+        assert kernel.targetoptions["fastmath"] == {"contract", "nsz"}, name
+
+
+def test_blocks_that_the_kernels_cannot_take_are_refused():
+    with pytest.raises(ValueError, match="blocks of 4 inputs"):
+        jit.as_matrix(quantized(0, 8, 2, 4, False))
 
 
 @given(seed=seeds, rows=st.integers(2, 23), outputs=sizes, blocks=st.integers(1, 6), form=st.integers(0, 2))
@@ -248,16 +264,17 @@ def test_attention_of_a_token_has_the_same_bits_in_any_chunk_and_block_size(
     seed, lengths, kv_heads, group, head_dim, block_size
 ):
     *together, sequences = paged_case(seed, *zip(*lengths, strict=True), kv_heads, group, head_dim, block_size)
-    queries, _, _, positions, starts, _ = together
+    queries, _, _, _, positions, starts, _ = together
     attended = jit.attention(*together)
     for row, (k, v) in enumerate(sequences):
         # the sequence alone, unbroken: one block that is as long as it is
-        keys, values = k.transpose(0, 2, 1)[None].copy(), v[None].copy()
+        keys, values = k.transpose(0, 2, 1)[None, None].copy(), v[None, None].copy()
         for token in range(starts[row], starts[row + 1]):
             alone = jit.attention(
                 queries[token : token + 1],
                 keys,
                 values,
+                0,
                 positions[token : token + 1],
                 np.array([0, 1], np.int32),
                 np.array([[0]], np.int32),
@@ -311,7 +328,7 @@ def test_the_reference_runs_on_any_array_library(seed, lengths, kv_heads, group,
         yield reference.swiglu(a, a)
         yield reference.attention(convert(arguments[0]), keys, values, *arguments[3:])
         (new,) = randoms(seed, (2, kv_heads, head_dim))
-        reference.write_kv(convert(new), convert(new), keys, values, np.array([0, block_size + 0]))
+        reference.write_kv(convert(new), convert(new), keys, values, 2, np.array([0, block_size + 0]))
         yield keys
         yield values
 

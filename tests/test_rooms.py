@@ -20,7 +20,8 @@ MAY_USE = {
     "batch": set(),
     "blocks": set(),
     "sequence": set(),
-    "sampling": set(),
+    "checks": set(),
+    "sampling": {"checks"},
     "stopping": set(),
     "kv_cache": {"blocks", "config"},
     "transformer": {"ops", "batch", "kv_cache", "config"},
@@ -32,7 +33,7 @@ MAY_USE = {
 FRONT = {"llm": {"cli"}, "cli": set(), "": {"cli"}}  # room -> what it may not use
 INTEGERS_ONLY = {"sequence", "blocks", "scheduler"}
 ARRAY_LIBRARIES = {"numpy", "numba", "torch", "cupy"}
-CORE = {"numpy", "numba", "tokenizers", "safetensors", "rich", "jinja2", "huggingface_hub"}
+CORE = {"numpy", "numba", "tokenizers", "rich", "jinja2", "huggingface_hub"}
 
 
 def room_of(module):

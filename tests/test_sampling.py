@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -11,7 +12,17 @@ from hypothesis import strategies as st
 from transformers.generation import logits_process
 
 from minillm import NumericError, RequestError, SamplingParams
-from minillm.sampling import distribution, draw, log_softmax, penalise_repeats, sample, uniform
+from minillm.sampling import (
+    distribution,
+    draw,
+    keep_min_p,
+    keep_top_k,
+    keep_top_p,
+    log_softmax,
+    penalise_repeats,
+    sample,
+    uniform,
+)
 
 vocabularies = st.integers(2, 200)
 seeds = st.integers(0, 2**32 - 1)
@@ -49,6 +60,16 @@ def test_the_distribution_is_that_of_transformers(seed, size, temperature, top_k
     logits = random_logits(seed, size)
     expected = transformers_distribution(logits, params)
     np.testing.assert_allclose(distribution(logits.astype(np.float64), params), expected, atol=1e-12)
+
+
+def test_ties_and_sums_that_are_met_exactly():
+    """The k-th best and those that tie with it stay; the token that reaches p is the last one in."""
+    tied = np.array([1.0, 1.0, 1.0, 0.0])
+    assert np.isfinite(keep_top_k(tied, 2)).tolist() == [True, True, True, False]
+    exact = np.log([0.25, 0.5, 0.125, 0.125])
+    assert np.isfinite(keep_top_p(exact, 0.5)).tolist() == [False, True, False, False]
+    assert np.isfinite(keep_top_p(exact, 0.75)).tolist() == [True, True, False, False]
+    assert np.isfinite(keep_min_p(exact, 0.5)).tolist() == [True, True, False, False]
 
 
 @given(seed=seeds, size=vocabularies, penalty=st.floats(0.1, 5), context=st.lists(st.integers(0, 199)))
@@ -128,7 +149,7 @@ def test_scores_that_are_no_numbers_are_an_error(bad, temperature):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *[("temperature", value) for value in (-0.1, math.nan, math.inf, "hot", True, None)],
+        *[("temperature", value) for value in (-0.1, math.nan, math.inf, 10**400, "hot", True, None)],
         *[("top_p", value) for value in (0, -0.5, 1.01, math.nan, "1")],
         *[("min_p", value) for value in (-0.1, 1.5, math.nan, None)],
         *[("repetition_penalty", value) for value in (0, -1, math.nan, math.inf)],
@@ -142,6 +163,33 @@ def test_scores_that_are_no_numbers_are_an_error(bad, temperature):
 def test_parameters_out_of_range_are_named(field, value):
     with pytest.raises(RequestError, match=field):
         SamplingParams(**{field: value})
+
+
+@given(
+    seed=seeds,
+    size=vocabularies,
+    temperature=st.sampled_from([0, 5e-324, 1e-300, 1.0, 1e308]),
+    penalty=st.sampled_from([5e-324, 1e-308, 1.0, 1e308]),
+    top_p=st.sampled_from([5e-324, 0.5, 1.0]),
+    min_p=st.sampled_from([0.0, 5e-324, 1.0]),
+    top_k=st.sampled_from([0, 1, 10**30]),
+)
+def test_wild_parameters_still_choose_a_token(seed, size, temperature, penalty, top_p, min_p, top_k):
+    params = SamplingParams(
+        temperature=temperature, repetition_penalty=penalty, top_p=top_p, min_p=min_p, top_k=top_k, logprobs=True
+    )
+    for sign in (1, -1):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            chosen = sample(sign * np.abs(random_logits(seed, size)), params, seed, 3, range(size))
+        assert 0 <= chosen.token_id < size
+        assert chosen.logprob <= 0
+
+
+def test_numbers_of_any_library_become_plain_ones():
+    params = SamplingParams(top_k=np.uint8(5), max_tokens=np.int16(300), temperature=Fraction(1, 2), seed=np.uint64(7))
+    assert [type(value) for value in (params.top_k, params.max_tokens, params.seed)] == [int] * 3
+    assert (params.temperature, type(params.temperature)) == (0.5, float)
 
 
 def test_parameters_at_the_edges_are_fine():

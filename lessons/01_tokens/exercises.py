@@ -2,7 +2,7 @@
 
 ANSWERS = {
     "visible": "minillm.tokenizer.detokenizer.visible",
-    "overlap": "minillm.stopping.StopMatcher._overlap",
+    "overlap": "minillm.stopping.overlap",
 }
 
 

@@ -193,7 +193,7 @@ print("at the end:", repr(decoder.finish()))
 # and rocket, which a screen draws as one. The decoder is the standard library's incremental UTF-8 decoder, fed with the
 # bytes that each token stands for:
 #
-# {{ source: minillm.tokenizer.detokenizer._ByteStream.push }}
+# {{ source: minillm.tokenizer.detokenizer.ByteStream.push }}
 
 # %% [markdown]
 # ## Tokens that are not text
@@ -264,7 +264,7 @@ from time import perf_counter
 start = perf_counter()
 generate_slowly(prompt, max_tokens=40)
 middle = perf_counter()
-llm.logits([0])  # another text, so that the library finds nothing of ours and starts from the beginning
+llm.reset_cache()  # start from the beginning: the library would continue what it still has of our text
 restart = perf_counter()
 llm.generate(prompt, SamplingParams(temperature=0.0, max_tokens=40))
 print(f"our loop {middle - start:.2f} s, the library {perf_counter() - restart:.2f} s")

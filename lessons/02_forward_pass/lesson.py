@@ -262,7 +262,7 @@ def lens(text):
     seen = run_watched(text)
     stream = [seen["embedding"][-1], *(seen[f"layers.{index}"][-1] for index in range(config.num_layers))]
     scores = ops.linear(ops.rms_norm(np.array(stream), model.final_norm, config.norm_eps), model.head)
-    return np.array([log_softmax(row) for row in scores])
+    return log_softmax(scores)
 
 
 read = lens(prompt)

@@ -49,7 +49,9 @@ class StoredTensor:
             data = split_halves(data.reshape(self.shape[0], -1), self.interleaved_heads).reshape(-1)
         if data.ctypes.data % self.storage.block.alignment:
             data = data.copy()  # files may place a float at an odd address; kernels may not
-        return self.storage.read(data, self.shape)
+        numbers = self.storage.read(data, self.shape)
+        release_pages(self.data)
+        return numbers
 
     def __repr__(self):
         size = " x ".join(map(str, self.shape))
@@ -118,6 +120,20 @@ def map_file(path: Path) -> mmap.mmap:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def release_pages(data: np.ndarray) -> None:
+    """Give back the memory that holds mapped bytes for now; they are read from the file again if need be.
+
+    Without it, a model would lie in memory twice while it loads: as its file's pages, and as what they became.
+    """
+    mapped = data.base if isinstance(data.base, mmap.mmap) else getattr(data.base, "obj", None)
+    if not isinstance(mapped, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    start = data.ctypes.data - np.frombuffer(mapped, np.uint8).ctypes.data
+    first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, (start + data.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if last > first:
+        mapped.madvise(mmap.MADV_DONTNEED, first, last - first)
 
 
 def split_halves(rows: np.ndarray, num_heads: int) -> np.ndarray:

@@ -9,8 +9,8 @@ library, and `jit` computes the same as compiled loops. Whoever reads `reference
     rms_norm(x, weight, eps)                                 [T, D] -> [T, D]
     rotary_angles(positions, frequencies)                    [T] -> cosines, sines [T, K/2]
     rotate(heads, cosines, sines)                            [T, H, K] -> [T, H, K]
-    write_kv(keys, values, key_blocks, value_blocks, slots)  into one layer of the cache
-    attention(queries, key_blocks, value_blocks, ...)        [T, H, K] -> [T, H, K]
+    write_kv(keys, values, ..., layer, slots)                [T, G, K] twice -> into the KV cache
+    attention(queries, ..., layer, positions, ...)           [T, H, K] -> [T, H, K], over the KV cache
     swiglu(gate, up)                                         [T, F] -> [T, F]
     to_numpy(array)                                          whatever the backend computes with -> NumPy
     set_num_threads(threads)                                 None: as many as there are

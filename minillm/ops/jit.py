@@ -77,6 +77,10 @@ def as_matrix(weights: np.ndarray | QuantizedMatrix) -> TiledMatrix:
         codes = tile_rows(np.ascontiguousarray(weights, np.float32), FLOAT_BLOCK)
         return TiledMatrix(codes, nothing, nothing, weights.shape)
     outputs, _, block_size = weights.codes.shape
+    if block_size % 8:
+        raise ValueError(
+            f"blocks of {block_size} inputs; the kernels take eight inputs a turn, so blocks of 8, 16, 32, ..."
+        )
     return TiledMatrix(
         codes=tile_rows(weights.codes.reshape(outputs, -1), block_size),
         scales=tile_rows(weights.scales, 1)[:, :, 0],
@@ -95,7 +99,7 @@ def tile_rows(matrix: np.ndarray, block_size: int) -> np.ndarray:
     return np.ascontiguousarray(tiled).reshape(len(tiled), -1, block_size, LANES)
 
 
-def widen(matrix: TiledMatrix) -> np.ndarray:
+def dequantize(matrix: TiledMatrix) -> np.ndarray:
     """Back from tiles to a plain float32 matrix [O, I], for those who want to look at it."""
     values = matrix.codes.astype(np.float32)
     if len(matrix.scales):
@@ -142,7 +146,7 @@ def linear(x: np.ndarray, matrix: TiledMatrix, bias: np.ndarray | None = None) -
     outputs, inputs = matrix.shape
     product = np.empty((len(x), outputs), np.float32)
     if numba.config.DISABLE_JIT and outputs * inputs > LARGEST_INTERPRETED_PRODUCT:
-        product[:] = reference.linear(x, widen(matrix))
+        product[:] = reference.linear(x, dequantize(matrix))
     else:
         if inputs < matrix.padded_inputs:
             x = np.pad(x, ((0, 0), (0, matrix.padded_inputs - inputs)))
@@ -309,7 +313,7 @@ def rotary_angles(positions: np.ndarray, frequencies: np.ndarray) -> tuple[np.nd
 
 @compiled
 def _rotary_angles(positions, frequencies, cosines, sines):
-    """One number at a time: a vector library's sine may round a lane differently from its neighbours."""
+    """A loop of scalar sines, for NumPy's work on vectors, where a number's bits could depend on its neighbours."""
     for t in range(len(positions)):
         for i in range(len(frequencies)):
             angle = np.float32(positions[t]) * frequencies[i]
@@ -349,29 +353,31 @@ def _swiglu(gate, up, gated):
     for row in prange(rows):
         for i in range(features):
             g = gate[row, i]
-            gated[row, i] = g / (np.float32(1) + math.exp(-g)) * up[row, i]
+            e = math.exp(-abs(g))  # at most 1: exp of a large number would overflow
+            gated[row, i] = g * (np.float32(1) if g >= 0 else e) / (np.float32(1) + e) * up[row, i]
 
 
 # --- attention over the paged cache ------------------------------------------------------------------------------
 
 
 @compiled
-def write_kv(keys, values, key_blocks, value_blocks, slots):
-    """Store each token's key and value [T, G, K] at its slot in one layer of the cache; see `reference`."""
+def write_kv(keys, values, key_blocks, value_blocks, layer, slots):
+    """Store each token's key and value [T, G, K] at its slot in a layer of the cache; see `reference`."""
     tokens, kv_heads, head_dim = keys.shape
-    block_size = value_blocks.shape[2]
+    block_size = value_blocks.shape[3]
     for t in range(tokens):
         block, offset = divmod(slots[t], block_size)
         for g in range(kv_heads):
             for k in range(head_dim):
-                key_blocks[block, g, k, offset] = keys[t, g, k]
-                value_blocks[block, g, offset, k] = values[t, g, k]
+                key_blocks[block, layer, g, k, offset] = keys[t, g, k]
+                value_blocks[block, layer, g, offset, k] = values[t, g, k]
 
 
 def attention(
     queries: np.ndarray,
     key_blocks: np.ndarray,
     value_blocks: np.ndarray,
+    layer: int,
     positions: np.ndarray,
     query_starts: np.ndarray,
     block_tables: np.ndarray,
@@ -379,12 +385,12 @@ def attention(
     """Causal attention of every token over its own sequence's keys [T, H, K] -> [T, H, K]; see `reference`."""
     attended = np.empty_like(queries)
     sequence_of = np.repeat(np.arange(len(block_tables), dtype=np.int32), np.diff(query_starts))
-    _attention(queries, key_blocks, value_blocks, positions, sequence_of, block_tables, attended)
+    _attention(queries, key_blocks, value_blocks, layer, positions, sequence_of, block_tables, attended)
     return attended
 
 
 @compiled_parallel
-def _attention(queries, key_blocks, value_blocks, positions, sequence_of, block_tables, attended):
+def _attention(queries, key_blocks, value_blocks, layer, positions, sequence_of, block_tables, attended):
     """One query at a time: score every key it may see, softmax, then the weighted sum of values.
 
     Each of the three walks the keys in the order of their positions, so a query's result depends on its own
@@ -392,7 +398,7 @@ def _attention(queries, key_blocks, value_blocks, positions, sequence_of, block_
     tokens of a prompt see more keys than the early ones, but all heads of a token see as many.
     """
     tokens, num_heads, head_dim = queries.shape
-    _, kv_heads, block_size, _ = value_blocks.shape
+    _, _, kv_heads, block_size, _ = value_blocks.shape
     group = num_heads // kv_heads
     scale = np.float32(1 / math.sqrt(head_dim))
     for item in prange(num_heads * tokens):
@@ -406,7 +412,7 @@ def _attention(queries, key_blocks, value_blocks, positions, sequence_of, block_
             for k in range(head_dim):
                 q = queries[t, h, k] * scale
                 for offset in range(min(block_size, length - start)):
-                    scores[start + offset] += q * key_blocks[block, g, k, offset]
+                    scores[start + offset] += q * key_blocks[block, layer, g, k, offset]
         largest = scores[0]
         for position in range(1, length):
             largest = max(largest, scores[position])
@@ -418,7 +424,7 @@ def _attention(queries, key_blocks, value_blocks, positions, sequence_of, block_
         for position in range(length):
             block, offset = block_tables[table, position // block_size], position % block_size
             for k in range(head_dim):
-                mean[k] += scores[position] * value_blocks[block, g, offset, k]
+                mean[k] += scores[position] * value_blocks[block, layer, g, offset, k]
         for k in range(head_dim):
             attended[t, h, k] = mean[k] / total
 

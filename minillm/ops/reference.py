@@ -3,8 +3,8 @@
 These are the definitions: the compiled kernels are tested against them, and they against PyTorch. They run on
 NumPy as they stand (`backend="numpy"`), where a debugger steps into every line.
 
-Shapes: `T` tokens in the step, `S` sequences, `D` hidden, `F` feed-forward, `H` query heads, `G` key/value heads,
-`K` head_dim, `B` block size, `N` blocks.
+Shapes: `T` tokens in the step, `S` sequences, `V` vocabulary, `D` hidden, `F` feed-forward, `H` query heads, `G`
+key/value heads, `K` head_dim, `B` block size, `N` blocks. A matrix turns `I` inputs into `O` outputs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def as_matrix(weights: np.ndarray | QuantizedMatrix, xp=np) -> Array:
     """A weight matrix as a plain float32 array [O, I] of the library `xp`; quantized weights are widened."""
     if isinstance(weights, QuantizedMatrix):
         weights = weights.dequantize()
-    return xp.asarray(np.ascontiguousarray(weights, np.float32))
+    # A file's own pages are copied: if the file were cut short while in use, reading them would kill the process.
+    return xp.asarray(np.require(weights, np.float32, ["C", "W"]))
 
 
 def to_numpy(array: Array) -> np.ndarray:
@@ -97,27 +98,29 @@ def rotate(heads: Array, cosines: Array, sines: Array) -> Array:
     return xp.concat([first * cosines - second * sines, second * cosines + first * sines], axis=-1)
 
 
-def write_kv(keys: Array, values: Array, key_blocks: Array, value_blocks: Array, slots: np.ndarray) -> None:
+def write_kv(keys: Array, values: Array, key_blocks: Array, value_blocks: Array, layer: int, slots: np.ndarray) -> None:
     """Store each token's key and value where later tokens will find them.
 
     Parameters
     ----------
     keys, values : [T, G, K]
-    key_blocks : [N, G, K, B], one layer of the cache, written in place; positions lie innermost
-    value_blocks : [N, G, B, K]
+    key_blocks : [N, L, G, K, B], the cache, written in place; positions lie innermost
+    value_blocks : [N, L, G, B, K]
+    layer : which of the L layers
     slots : int [T], `block * B + offset within the block`
     """
-    block_size = value_blocks.shape[2]
+    block_size = value_blocks.shape[3]
     for token, slot in enumerate(slots):
         block, offset = divmod(int(slot), block_size)
-        key_blocks[block, :, :, offset] = keys[token, ...]
-        value_blocks[block, :, offset, :] = values[token, ...]
+        key_blocks[block, layer, :, :, offset] = keys[token, ...]
+        value_blocks[block, layer, :, offset, :] = values[token, ...]
 
 
 def attention(
     queries: Array,
     key_blocks: Array,
     value_blocks: Array,
+    layer: int,
     positions: np.ndarray,
     query_starts: np.ndarray,
     block_tables: np.ndarray,
@@ -127,8 +130,9 @@ def attention(
     Parameters
     ----------
     queries : [T, H, K]
-    key_blocks, value_blocks : [N, G, K, B] and [N, G, B, K], one layer of the cache; the step's own keys are in it
-    positions : int [T]
+    key_blocks, value_blocks : [N, L, G, K, B] and [N, L, G, B, K], the cache; the step's own keys are in it
+    layer : which of the L layers
+    positions : int [T]; those of one sequence follow each other
     query_starts : int [S + 1]; sequence `s` owns tokens `query_starts[s]` to `query_starts[s + 1]`
     block_tables : int [S, most blocks a sequence]; row `s` names the blocks that hold positions 0, B, 2B, ...
 
@@ -137,15 +141,15 @@ def attention(
     [T, H, K]
     """
     xp = queries.__array_namespace__()
-    block_size = value_blocks.shape[2]
+    block_size = value_blocks.shape[3]
     attended = []
     for sequence, table in enumerate(block_tables):
         start, stop = int(query_starts[sequence]), int(query_starts[sequence + 1])
         length = int(positions[stop - 1]) + 1
         blocks = xp.asarray(table[: math.ceil(length / block_size)])
         # [n, G, K, B] -> [G, n*B, K]: the sequence's keys and values side by side, as if never cut into blocks
-        keys = xp.permute_dims(xp.take(key_blocks, blocks, axis=0), (1, 0, 3, 2))
-        values = xp.permute_dims(xp.take(value_blocks, blocks, axis=0), (1, 0, 2, 3))
+        keys = xp.permute_dims(xp.take(key_blocks[:, layer, ...], blocks, axis=0), (1, 0, 3, 2))
+        values = xp.permute_dims(xp.take(value_blocks[:, layer, ...], blocks, axis=0), (1, 0, 2, 3))
         keys = xp.reshape(keys, (keys.shape[0], -1, keys.shape[3]))[:, :length, :]
         values = xp.reshape(values, (values.shape[0], -1, values.shape[3]))[:, :length, :]
         attended.append(attend(queries[start:stop, ...], keys, values, xp.asarray(positions[start:stop])))

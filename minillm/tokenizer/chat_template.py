@@ -1,6 +1,6 @@
 """Chat templates: the small Jinja programs that lay out a conversation as the text a model was trained on.
 
-A template arrives inside a model file, so it is code from a stranger: `template_sandbox.py` runs it.
+A template arrives inside a model file, so it is code from a stranger: `sandbox.py` runs it.
 """
 
 from __future__ import annotations

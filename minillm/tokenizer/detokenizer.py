@@ -38,12 +38,14 @@ class TokenBytes:
     of: Callable[[str], bytes]
     leading_spaces: int = 0
 
-    def stream(self, token_of: Callable[[int], str | None]) -> _ByteStream:
+    def stream(self, token_of: Callable[[int], str | None]) -> ByteStream:
         """A decoder for ids, given what reads an id: the token's vocabulary form, or None to leave it out."""
-        return _ByteStream(self, token_of)
+        return ByteStream(self, token_of)
 
 
-class _ByteStream:
+class ByteStream:
+    """A decoder for tokens that stand for fixed bytes: an incremental UTF-8 decoder does the waiting."""
+
     def __init__(self, token_bytes: TokenBytes, token_of: Callable[[int], str | None]):
         self._bytes, self._token_of = token_bytes, token_of
         self._start()
@@ -53,10 +55,12 @@ class _ByteStream:
         self._spaces = self._bytes.leading_spaces
 
     def push(self, token_id: int) -> str:
+        """See `StreamingDecoder`."""
         token = self._token_of(token_id)
         return "" if token is None else self._stripped(self._utf8.decode(self._bytes.of(token)))
 
     def finish(self) -> str:
+        """See `StreamingDecoder`."""
         text = self._stripped(self._utf8.decode(b"", final=True))
         self._start()
         return text

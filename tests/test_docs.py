@@ -1,0 +1,30 @@
+"""Pages that people read: their links lead somewhere, and what they quote is there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted(
+    path for path in ROOT.rglob("*.md") if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    for link in links:
+        if not re.match(r"https?:|#", link):
+            assert (page.parent / link.partition("#")[0]).exists(), link
+
+
+def test_the_readme_has_both_commands():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for name in ("run", "test"):
+        assert re.search(rf"<!-- {name} -->\n```bash\n(.+\n)+?```", text)
+
+
+def test_the_linter_version_that_ci_installs_is_the_one_pinned_for_tests():
+    pinned = re.findall(r'"(ruff==[0-9.]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert len(pinned) == 1  # .ci/run reads it with the same pattern
