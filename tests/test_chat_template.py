@@ -59,6 +59,30 @@ STATE = """
 {{- messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | join('-') }}
 {{- "%s:%s" | format('x', ns.count) }}
 """
+TOOL_USE = """
+{%- macro tag(name, attributes=[]) %}<{{ name }}{% for key, value in attributes %} {{ key }}="{{ value | string |
+replace('"', '&quot;') }}"{% endfor %}>{% endmacro %}
+{%- macro schema(value) %}
+    {%- if value is mapping %}{
+        {%- for key, item in value | dictsort if key != 'x' %}{{ key }}:{{ schema(item) }}{{ ',' if not loop.last }}
+        {%- endfor %}}
+    {%- elif value is string or value is number or value is none %}{{ value | tojson(ensure_ascii=false) }}
+    {%- else %}[{% for item in value %}{{ schema(item) }}{% endfor %}]{% endif %}
+{%- endmacro %}
+{%- set ns = namespace(kept=[], last=none) %}
+{%- for tool in tools or [] %}{{ schema(tool.function) | trim }}{% endfor %}
+{%- set asked = messages | selectattr('role', 'equalto', 'user') | list %}
+{%- for message in messages %}
+    {%- if message.role in ['system', 'user'] and message not in ns.kept %}
+        {%- set ns.kept = ns.kept + [message] %}
+    {%- endif %}
+    {%- if asked and message == asked[-1] %}{{ tag('last', [('role', message.role), ('n', loop.index)]) }}{% endif %}
+    {%- for later in messages[loop.index0 + 1:] %}
+        {%- if later.role == 'assistant' %}{{ later['content'].split('a')[-1].lstrip('\n') }}{% break %}{% endif %}
+    {%- endfor %}
+{%- endfor %}
+{{- ns.kept | map(attribute='content') | map('upper') | join('/') }}{{ messages[::-1][0].get('name', '?') }}
+"""
 CONTENT = st.text(max_size=20) | st.text("ax<&>\n '{}%", max_size=20)
 MESSAGES = st.lists(
     st.fixed_dictionaries({"role": st.sampled_from(["system", "user", "assistant"]), "content": CONTENT}),
@@ -68,7 +92,7 @@ MESSAGES = st.lists(
 TOOLS = st.none() | st.just([{"type": "function", "function": {"name": "näme", "parameters": {"n": [1, 2.5, True]}}}])
 
 
-@pytest.mark.parametrize("source", [CHATML, SYSTEM_FIRST, STATE], ids=["chatml", "system_first", "state"])
+@pytest.mark.parametrize("source", [CHATML, SYSTEM_FIRST, STATE, TOOL_USE])
 @settings(max_examples=50)
 @given(messages=MESSAGES, tools=TOOLS, prompt=st.booleans())
 def test_renders_as_in_transformers(source, messages, tools, prompt):
@@ -94,9 +118,12 @@ def test_the_date():
 
 
 def test_a_long_conversation_is_no_attack():
-    messages = [{"role": "user", "content": "lorem ipsum " * 200}] * 2000  # 4.8 million characters
+    messages = [
+        {"role": "user", "content": f"{n} " + "lorem ipsum " * 200} for n in range(2000)
+    ]  # 4.8 million characters
     assert len(chat(CHATML, messages)) > 4_800_000
     assert chat(STATE, messages).count("<user ") == 2000
+    assert len(chat(TOOL_USE, messages[:300])) > 720_000  # its work grows with the square of their number
 
 
 # What goes wrong in good faith
@@ -174,16 +201,9 @@ DOUBLING = "{{% set ns = namespace(x={start}) %}}{{% for i in range(99) %}}{step
 # A value stored again and again, inside the next one.
 GROWING = (
     "{{% set ns = namespace(t=()) %}}{{% macro f() %}}{{% set ns.t = {macro} %}}{{% endmacro %}}"
-    "{{% for j in range(3) %}}{{% for i in range(90000) %}}{{% set _ = {step} %}}{{% endfor %}}{{% endfor %}}{{{{ {use} }}}}"
+    "{{% for j in range(3) %}}{{% for i in range(90000) %}}{{% set _ = {step} %}}{{% endfor %}}{{% endfor %}}"
+    "{{{{ {use} }}}}"
 )
-# One slow operation, as often as the source has room for.
-BIG = "{% set x = range(60000) | list + [0.5] %}{% set y = range(60000) | list + [1.5] %}{% set z = {'a': 1} %}"
-
-
-def repeated(work):
-    return BIG + f"{{% set r = {work} %}}" * ((99_000 - len(BIG)) // (len(work) + 15))
-
-
 BOMBS = [
     "{{ 'a' * 10 ** 10 }}",
     "{{ 10 ** 10 * [1] }}",
@@ -250,38 +270,13 @@ BOMBS = [
     GROWING.format(macro="varargs", step="f(ns.t)", use="ns.t in {}"),
     GROWING.format(macro="varargs", step="f(ns.t, ns.t)", use="ns.t"),
     GROWING.format(macro="kwargs", step="f(a=ns.t, b=ns.t)", use="ns.t | tojson"),
-    DOUBLING.format(start="(1,)", step="{% set ns.x = (ns.x,) %}"),
-    DOUBLING.format(start="[]", step="{% set ns.x = [ns.x] %}"),
-    "{% set ns = namespace(x={'a': 1}) %}{% for i in range(9999) %}{% set ns.x = {'a': ns.x | items | list} %}{% endfor %}",
-    "{% set ns = namespace(x=['ab']) %}{% for i in range(9999) %}{% set ns.x = ns.x | groupby(0) %}{% endfor %}",
+    DOUBLING.format(start="(((1,),),)", step="{% set ns.x = (ns.x,) %}"),
+    DOUBLING.format(start="[[[]]]", step="{% set ns.x = [ns.x] %}"),
+    DOUBLING.format(start="{'a': 1}", step="{% set ns.x = {'a': ns.x | items | list} %}"),
+    DOUBLING.format(start="['ab']", step="{% set ns.x = ns.x | groupby(0) %}"),
     "{% set b = 'a' * 100000 %}{{ range(99999) | map(attribute='x', default=b) | list | string | length }}",
     "{% set b = 'a' * 100000 %}{{ range(99999) | map(attribute='x') | map('default', b) | list | upper | length }}",
     "{{ " + " or ".join(["[range(99999) | list] == 1"] * 200) + " }}",
-    repeated("x == y"),
-    repeated("x < y"),
-    repeated("x in [y, y]"),
-    repeated("y in x"),
-    repeated("x is eq y"),
-    repeated("x is in z"),
-    repeated("x == y != y == x"),
-    repeated("z[x]"),
-    repeated("z.get(x)"),
-    repeated("{x: 1, y: 2}"),
-    repeated("x[1:]"),
-    repeated("x | sort"),
-    repeated("x | string | length"),
-    repeated("x | unique"),
-    repeated("x | reject('eq', 5.5) | list"),
-    repeated("x | rejectattr('real', 'lt', 0) | list"),
-    repeated("x | map('trim') | list"),
-    repeated("x | max"),
-    repeated("x.index(5.5) if 5.5 in x"),
-    repeated("'%s' % [x]"),
-    repeated("'{}'.format(x)"),
-    repeated("x ~ x"),
-    repeated("[x]"),
-    repeated("dict(x=x)"),
-    repeated("namespace(x=x)"),
     "{% for a in range(99999) %}{% for b in range(99999) if false %}{% endfor %}{% endfor %}",
     "{% for b in range(99999) if false %}{% endfor %}" * 2000,
     "{{ range(99999) | reject('in', range(99999) | list) | list }}",
@@ -311,7 +306,50 @@ BOMBS = [
     "{{ a" + "|e" * 45_000 + " }}",
     "{%if a%}" + "{%elif a%}" * 9_000 + "{%endif%}",
     "{% call f() %}{% endcall %}",
+    "{{ range(99999) | max(attribute='real" + ".real" * 19_000 + "') }}",
+    "{{ range(99999) | join(attribute='real" + ".real" * 19_000 + "') }}",
+    "{{ range(9999) | list | sort(attribute='real" + ",real" * 9_000 + "') }}",
+    "{{ range(99999) | rejectattr('real" + ".real" * 19_000 + "') | list }}",
     "{{ raise_exception('a' * 400000) }}",
+]
+
+
+# Operations that take a moment each, written down as often as the source has room for.
+BIG = "{% set x = (0.5,) * 60000 %}{% set y = (0.5,) * 60000 %}{% set z = {'a': 1} %}{% set s = 'a' * 200000 %}"
+SLOW = [
+    "x == y",
+    "x < y",
+    "x in [y, y]",
+    "y in x",
+    "x is eq y",
+    "x is in z",
+    "x == y != y == x",
+    "z[x]",
+    "z.get(x)",
+    "{x: 1, y: 2}",
+    "x[1:]",
+    "x | sort",
+    "x | string | length",
+    "x | unique",
+    "x | reject('eq', 5.5) | list",
+    "x | rejectattr('real', 'lt', 0) | list",
+    "x | map('trim') | list",
+    "x | max",
+    "x.index(5.5) if 5.5 in x",
+    "'%s' % [x]",
+    "'{}'.format(x)",
+    "x ~ x",
+    "[x]",
+    "dict(x=x)",
+    "namespace(x=x)",
+    "s == s ~ ''",
+    "s in s ~ 'b'",
+    "s[1:]",
+    "s.upper()",
+    "s | trim",
+    "s | list",
+    "s.split('a')",
+    "s.rfind('b' ~ s)",
 ]
 
 
@@ -329,6 +367,14 @@ def test_bombs_are_stopped_early_and_small(source):
     with pytest.raises(ChatTemplateError, match="chat template"):
         chat(source, width=10**9)
     assert time.monotonic() - start < 10  # on a busy machine; alone, 2.5 seconds
+
+
+@pytest.mark.parametrize("work", SLOW)
+def test_slow_operations_add_up_to_seconds_at_most(work):
+    start = time.thread_time()
+    with contextlib.suppress(ChatTemplateError):
+        chat(BIG + f"{{% set r = {work} %}}" * min(2000, (99_000 - len(BIG)) // (len(work) + 15)))
+    assert time.thread_time() - start < 4
 
 
 @pytest.mark.parametrize("source", [bomb for bomb in BOMBS if "100000" in bomb or "10 **" in bomb][:12])

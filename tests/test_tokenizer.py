@@ -1,8 +1,11 @@
 """The tokenizer against transformers and the `tokenizers` library, and against damaged data."""
 
+import base64
 import contextlib
 import copy
+import functools
 import json
+import os
 
 import numpy as np
 import pytest
@@ -108,11 +111,24 @@ def test_what_is_no_text_is_refused(default_tokenizer, text):
         default_tokenizer.encode(text)
 
 
-@pytest.mark.parametrize("token_id", [-1, 49152, 2**31, 2**64])
-def test_ids_out_of_range(default_tokenizer, token_id):
-    for use in (lambda: default_tokenizer.decode([5, token_id]), lambda: default_tokenizer.token_text(token_id)):
-        with pytest.raises(TokenizerError, match=rf"token id {token_id} .* 49151"):
+@pytest.mark.parametrize("token_id", [-1, -(2**70), 1.0, "5", None, [5]])
+def test_what_is_no_token_id(default_tokenizer, token_id):
+    for use in (
+        lambda: default_tokenizer.decode([5, token_id]),
+        lambda: default_tokenizer.stream().push(token_id),
+        lambda: default_tokenizer.token_text(token_id),
+    ):
+        with pytest.raises(TokenizerError, match=r"is no token id"):
             use()
+
+
+@pytest.mark.parametrize("token_id", [49152, 2**31, 2**64])
+def test_an_id_without_a_token_is_no_text(default_tokenizer, token_id):
+    ids = default_tokenizer.encode("안녕 a cat")
+    for position in range(len(ids) + 1):  # also in the middle of a character
+        mixed = [*ids[:position], token_id, *ids[position:]]
+        assert default_tokenizer.decode(mixed) == "안녕 a cat" == "".join(streamed(default_tokenizer, mixed))
+    assert default_tokenizer.token_text(token_id) == f"<no token {token_id}>"
 
 
 # Streaming
@@ -125,7 +141,7 @@ def streamed(tokenizer, ids, **options):
 
 def ids_of(tokenizer):
     """Lists of ids: any tokens, but mostly single bytes and special tokens, where the trouble is."""
-    short = [token_id for token_id in range(tokenizer.vocab_size) if len(tokenizer._token(token_id)) == 1]
+    short = [token_id for token_id in range(tokenizer.vocab_size) if len(tokenizer._token(token_id) or "") == 1]
     return st.lists(st.sampled_from(short) | st.integers(0, 16) | st.integers(0, tokenizer.vocab_size - 1), max_size=30)
 
 
@@ -254,7 +270,7 @@ def test_a_folder_reads_as_in_transformers(ours, theirs, text):
 @settings(max_examples=60)
 @given(data=st.data(), skip=st.booleans())
 def test_streaming_random_ids_of_a_folder(ours, folder, data, skip):
-    ids = data.draw(st.lists(st.integers(0, ours.vocab_size - 1), max_size=20))
+    ids = data.draw(st.lists(st.integers(0, ours.vocab_size + 3), max_size=20))
     deltas = streamed(ours, ids, skip_special_tokens=skip)
     if "metaspace" not in folder.name:  # whose byte tokens only the whole run of them can decode
         assert "".join(deltas) == ours.decode(ids, skip_special_tokens=skip)
@@ -292,6 +308,8 @@ def test_where_the_chat_template_comes_from(small_folder):
     named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
     write(small_folder, "tokenizer_config.json", {"chat_template": named})
     assert Tokenizer.from_folder(small_folder).chat_template == "D"
+    write(small_folder, "tokenizer_config.json", {"chat_template": [{"name": [], "template": 1}, 3]})
+    assert Tokenizer.from_folder(small_folder).chat_template is None
     write(small_folder, "chat_template.jinja", "J")
     assert Tokenizer.from_folder(small_folder).chat_template == "J"
 
@@ -324,6 +342,7 @@ def test_tokens_only_the_config_knows_are_added(small_folder):
         ("tokenizer_config.json", {"added_tokens_decoder": [1]}),
         ("tokenizer_config.json", {"added_tokens_decoder": {"x": {"content": "a"}}}),
         ("tokenizer_config.json", {"added_tokens_decoder": {"3": {"content": 4}}}),
+        ("tokenizer_config.json", {"chat_template": [{"name": "default", "template": 1}]}),
         ("generation_config.json", {"eos_token_id": "2"}),
         ("config.json", {"eos_token_id": [-1]}),
     ],
@@ -332,6 +351,112 @@ def test_damaged_folders(small_folder, name, value):
     write(small_folder, name, value)
     with pytest.raises(TokenizerError, match=name):
         Tokenizer.from_folder(small_folder)
+
+
+FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "config.json")
+
+
+@pytest.mark.parametrize("name", [*FILES, "generation_config.json"])
+def test_huge_files(small_folder, name):
+    (small_folder / name).unlink(missing_ok=True)
+    with (small_folder / name).open("wb") as file:
+        file.truncate(200_000_000)  # takes no room on the disk
+    with pytest.raises(TokenizerError, match=rf"{name}: 200,000,000 bytes, wanted at most"):
+        Tokenizer.from_folder(small_folder)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes and devices with names are Unix's")
+@pytest.mark.parametrize("name", [*FILES, "generation_config.json"])
+def test_files_that_never_end(small_folder, name):
+    path = small_folder / name
+    path.unlink(missing_ok=True)
+    for make in (lambda: os.mkfifo(path), lambda: path.symlink_to("/dev/zero"), path.mkdir):
+        make()
+        with pytest.raises(TokenizerError, match=f"{name}: is no regular file"):
+            Tokenizer.from_folder(small_folder)
+        if not path.is_dir():
+            path.unlink()
+
+
+def replace(old, new, kind="String"):
+    return {"type": "Replace", "pattern": {kind: old}, "content": new}
+
+
+LONG_TABLE = base64.b64encode((0).to_bytes(4, "little") + b"x" * 2000 + b"\0").decode()
+DEEP = functools.reduce(lambda inner, _: {"type": "Sequence", "normalizers": [inner]}, range(300), {"type": "NFC"})
+GROWTH_BOMBS = [
+    ("normalizer", {"type": "Sequence", "normalizers": [replace("a", "a" * 100)] * 6}),
+    ("normalizer", {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": [replace("", "aa")] * 7}]}),
+    ("normalizer", {"type": "Sequence", "normalizers": [replace("b*", "a" * 10, "Regex")] * 6}),
+    ("normalizer", {"type": "Sequence", "normalizers": [{"type": "ByteLevel"}] * 40}),
+    ("normalizer", {"type": "Sequence", "normalizers": [{"type": "NFC"}] * 2000}),
+    ("normalizer", {"type": "Prepend", "prepend": "a" * 5000}),
+    ("normalizer", {"type": "Precompiled", "precompiled_charsmap": LONG_TABLE}),
+    ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "!"}),
+    ("normalizer", {"pattern": {"String": "a"}, "content": "a" * 5000}),
+    ("normalizer", DEEP),
+    (
+        "pre_tokenizer",
+        {"type": "Sequence", "pretokenizers": [json.loads(pre_tokenizers.ByteLevel().__getstate__())] * 40},
+    ),
+    ("decoder", {"type": "Sequence", "decoders": [replace("", "x" * 1000)] * 3}),
+    ("decoder", {"type": "Sequence", "decoders": [{"type": "BPEDecoder", "suffix": ""}] * 40}),
+    (
+        "post_processor",
+        {
+            "type": "TemplateProcessing",
+            "single": [{"Sequence": {"id": "A", "type_id": 0}}] * 2000,
+            "pair": [],
+            "special_tokens": {},
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("part", "value"), GROWTH_BOMBS)
+def test_steps_that_make_much_of_little_are_refused(small_folder, part, value):
+    described = json.loads((small_folder / "tokenizer.json").read_text(encoding="utf-8"))
+    write(small_folder, "tokenizer.json", described | {part: value})
+    with pytest.raises(TokenizerError, match=part):
+        Tokenizer.from_folder(small_folder)
+
+
+def test_long_affixes_are_refused(small_folder):
+    described = json.loads((small_folder / "tokenizer.json").read_text(encoding="utf-8"))
+    described["model"]["continuing_subword_prefix"] = "#" * 100
+    write(small_folder, "tokenizer.json", described)
+    with pytest.raises(TokenizerError, match="'continuing_subword_prefix' has 100 characters"):
+        Tokenizer.from_folder(small_folder)
+
+
+def test_dropout_is_for_training(small_folder):
+    plain = Tokenizer.from_folder(small_folder)
+    described = json.loads((small_folder / "tokenizer.json").read_text(encoding="utf-8"))
+    described["model"]["dropout"] = 0.5
+    write(small_folder, "tokenizer.json", described)
+    tokenizer = Tokenizer.from_folder(small_folder)
+    for parse_special in (True, False):
+        ids = [tokenizer.encode("the cat sat on the mat", parse_special=parse_special) for _ in range(20)]
+        assert ids == [plain.encode("the cat sat on the mat", parse_special=parse_special)] * 20
+
+
+def test_two_tokens_with_one_id_are_refused(small_folder):
+    described = json.loads((small_folder / "tokenizer.json").read_text(encoding="utf-8"))
+    described["model"]["vocab"]["cat"] = described["model"]["vocab"]["a"]
+    write(small_folder, "tokenizer.json", described)
+    with pytest.raises(TokenizerError, match="2 tokens of the vocabulary have the id"):
+        Tokenizer.from_folder(small_folder)
+
+
+def test_ids_may_have_holes(small_folder):
+    described = json.loads((small_folder / "tokenizer.json").read_text(encoding="utf-8"))
+    described["model"]["vocab"]["zzz"] = 400
+    write(small_folder, "tokenizer.json", described)
+    tokenizer = Tokenizer.from_folder(small_folder)
+    a = tokenizer.encode("a", add_special_tokens=False)
+    assert tokenizer.vocab_size == 401
+    assert tokenizer.decode([*a, 390, 400, 401, *a]) == "azzza"
+    assert tokenizer.token_text(390) == "<no token 390>"
 
 
 def test_folders_without_a_readable_tokenizer(small_folder):

@@ -14,8 +14,9 @@ import jinja2
 from minillm.errors import ChatTemplateError, RequestError
 from minillm.tokenizer.sandbox import Budget, Sandbox, deep_size
 
-MAX_SOURCE = 1_000_000  # characters of a template's source; published ones stay below 20,000
-BASE_WORK = 2_000_000  # units (characters made, mostly) any rendering may spend ...
+MAX_SOURCE = 100_000  # characters of a template's source; published ones stay below 30,000
+MAX_REASON = 1_000  # characters of what an error quotes from a template
+BASE_WORK = 1_000_000  # units (characters made, mostly) any rendering may spend ...
 WORK_PER_CHARACTER = 50  # ... and this many more for each character it was given
 
 
@@ -61,9 +62,8 @@ class ChatTemplate:
             "messages": list(messages),
             "add_generation_prompt": add_generation_prompt,
         }
-        size = len(self.source) + deep_size(given, limit=10**9)
-        environment = Sandbox(Budget(BASE_WORK + WORK_PER_CHARACTER * size))
         try:
+            environment = Sandbox(Budget(BASE_WORK + WORK_PER_CHARACTER * deep_size(given, limit=10**8)))
             template = jinja2.Template.from_code(environment, self._code, dict(environment.globals))
             return template.render(given)
         except Exception as problem:
@@ -92,7 +92,7 @@ def _explained(problem: Exception) -> ChatTemplateError:
         if frame.filename == "<template>":  # Jinja rewrites its frames to the template's own lines
             line = frame.lineno
     where = f"chat template, line {line}" if line else "chat template"
-    what = str(problem) or type(problem).__name__
+    what = str(problem)[:MAX_REASON] or type(problem).__name__
     if not isinstance(problem, jinja2.TemplateError):
         what = f"{type(problem).__name__}: {what}"
     return ChatTemplateError(f"{where}: {what}")

@@ -1,11 +1,15 @@
-"""The sandbox chat templates run in, where every step and every character is paid for.
+"""The sandbox chat templates run in: nothing out of reach is touched, and nothing takes long or grows large.
 
 Jinja's immutable sandbox already keeps a template away from Python's internals and from files. What it does
-not limit is *how much* a template does: `'a' * 10**10`, five nested loops, a string doubled forty times. So a
-rendering gets a `Budget`, and one that has used it up is stopped with a `SecurityError`.
+not limit is *how much* a template does: `'a' * 10**10`, five nested loops, a string doubled forty times. Three
+rules do that here:
 
-The payment is made *before* the work wherever one operation can make much out of little (`*`, `**`,
-`replace`, `join`, `~`, ...), because afterwards the memory is already gone.
+1. What no chat template needs is refused: tags that load or inherit, powers, `varargs`, numbers beyond 64 bits.
+2. A rendering has a `Budget` and pays for each step and for each character and item it makes, *before* the
+   work wherever one operation can make much out of little (`*`, `replace`, `join`, ...), for afterwards the
+   memory is gone. What is inside a container is counted when it is made, and it nests `MAX_DEPTH` deep at most.
+3. By rule 2 no value is large, so no single operation on values is slow. All of them come through here, and each
+   looks at the clock.
 """
 
 from __future__ import annotations
@@ -14,53 +18,62 @@ import functools
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MappingView, Sequence, Sized
 from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import nodes, pass_context
-from jinja2.ext import Extension
 from jinja2.filters import FILTERS, make_attrgetter
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 from jinja2.utils import Namespace
-from jinja2.visitor import NodeTransformer
 
-STEP = 10  # units a loop round or a call costs
-MAX_SECONDS = 5.0  # the last resort, against slow operations that the units do not price well
-MAX_NUMBER = 100_000  # largest integer argument of a call or filter: widths, precisions, ranges
+from minillm.tokenizer.metering import MAX_INTEGER, GenerationTag, Metered
+
+STEP = 10  # units a loop round, an operation or a call costs
+SECONDS = 2.0  # of computing that any rendering may take, and one more for each UNITS_PER_SECOND of its budget
+UNITS_PER_SECOND = 50_000_000
+MAX_DEPTH = 100  # containers in containers
+MAX_NUMBER = 100_000  # largest integer argument of methods of text, and of filters that make room: widths, precisions
 
 # The built-in filters a template may use. Left out are those that can make much out of little
-# (center, batch, sum, ...) and those that no text needs (random, urlize, xmlattr, ...).
+# (center, batch, groupby, ...) and those that no text needs (random, urlize, xmlattr, ...).
 PLAIN_FILTERS = (
-    *("abs", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float", "groupby"),
-    *("int", "items", "last", "length", "list", "lower", "map", "max", "min", "reject", "rejectattr"),
-    *("reverse", "round", "safe", "select", "selectattr", "sort", "string", "title", "trim", "unique", "upper"),
+    *("abs", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float", "int"),
+    *("items", "last", "length", "list", "lower", "max", "min", "reject", "rejectattr", "reverse", "round", "safe"),
+    *("select", "selectattr", "sort", "string", "title", "trim", "unique", "upper"),
+)
+SIZING_FILTERS = ("indent", "round", "tojson")  # those whose numbers say how large the result will be
+
+# Methods that do much with little, and that no chat template needs.
+REFUSED_METHODS = (
+    *("changed", "encode", "expandtabs", "format_map", "from_bytes", "fromkeys", "maketrans", "striptags", "to_bytes"),
+    *("translate", "unescape"),
 )
 
-# Methods whose result may be far larger than their arguments, and that no chat template needs.
-REFUSED_METHODS = {"encode", "expandtabs", "format_map", "fromkeys", "to_bytes", "translate"}
-
-# `%s`, `%(name)5.2f` and `{}`, `{name:>5}`: formats whose widths have at most three digits.
-PERCENT_FIELD = re.compile(r"%(?:\(\w*\))?[-+ #0]*\d{0,3}(?:\.\d{0,3})?[a-zA-Z%]")
-BRACE_FIELD = re.compile(r"\{\{|\}\}|\{[\w.]*(?:![rsa])?(?::[<>=^]?[-+ ]?#?,?\d{0,3}(?:\.\d{1,3})?[a-z%]?)?\}")
+# `%s`, `%(name)5.2f` and `{}`, `{name:>5}`: formats whose widths have at most two digits.
+PERCENT_FIELD = re.compile(r"%(?:\(\w*\))?[-+ #0]*\d{0,2}(?:\.\d{0,2})?[a-zA-Z%]")
+BRACE_FIELD = re.compile(r"\{\{|\}\}|\{[\w.]*(?:![rsa])?(?::[<>=^]?[-+ ]?#?,?\d{0,2}(?:\.\d{1,2})?[a-z%]?)?\}")
+FIELD_UNITS = 500  # more than any such field makes of a number
+DATE_LAYOUT = re.compile(r"(?:[^%]|%-?[a-zA-Z%]){0,100}", re.DOTALL)
 
 
 class Budget:
-    """What a rendering may still spend: units of work, and seconds on the clock."""
+    """What a rendering may still spend: units of work, and seconds of its thread's computing."""
 
     def __init__(self, units: int):
         self.units = self.left = units
-        self.deadline = time.monotonic() + MAX_SECONDS
+        self.seconds = SECONDS + units / UNITS_PER_SECOND
+        self.deadline = time.thread_time() + self.seconds
 
     def spend(self, units: int) -> None:
         """Pay, or raise `SecurityError`."""
         self.left -= units
         if self.left < 0:
             raise SecurityError(f"stopped: it loops too often or makes too much text (more than {self.units:,} units)")
-        if time.monotonic() > self.deadline:
-            raise SecurityError(f"stopped: still running after {MAX_SECONDS:g} s")
+        if time.thread_time() > self.deadline:
+            raise SecurityError(f"stopped: still running after {self.seconds:.1f} s of computing")
 
     def pay_each(self, texts: Iterable[str], extra: int = 0) -> Iterator[str]:
         """`texts` again, each paid for by its length (plus `extra`) as it passes."""
@@ -69,13 +82,15 @@ class Budget:
             yield text
 
     def pay_result(self, result: Any) -> Any:
-        """`result`, paid for by its length; an iterator becomes a list.
+        """`result`, paid for by its length; an iterator or a dict's view becomes a list.
 
         Lazy results would move work out of sight, to whoever reads them later.
         """
         if isinstance(result, str | list | tuple | dict):
             self.spend(len(result))
-        elif isinstance(result, Iterator):
+        elif isinstance(result, int) and abs(result) >= MAX_INTEGER:
+            raise SecurityError("stopped: an integer of more than 64 bits")
+        elif isinstance(result, Iterator | MappingView):
             items = []
             for item in result:
                 self.spend(STEP)
@@ -83,39 +98,48 @@ class Budget:
             return items
         return result
 
-    def pay_deep(self, value: Any) -> Any:
-        """`value`, paid for by everything inside it.
+    def measured(self, value: Any) -> Any:
+        """`value`, refused if all that is inside it, shared parts counted each time, is more than the whole budget.
 
         Done where a container is put together. Without it, `x = [x, x]` repeated forty times is a small
         object that takes 2^40 steps to print or to compare.
         """
-        self.spend(deep_size(value, self.left))
+        self.spend(STEP)
+        if deep_size(value, self.units) > self.units:
+            raise SecurityError(f"stopped: a list or dict that holds more than {self.units:,} characters and items")
         return value
 
 
-def deep_size(value: Any, limit: int) -> int:
-    """Characters and items in nested containers, counting a shared part each time; stops beyond `limit`."""
-    size, waiting = 0, [value]
-    while waiting and size <= limit:
-        item = waiting.pop()
-        size += len(item) + 1 if isinstance(item, str) else 1
-        if isinstance(item, Mapping):
-            waiting += [*item.keys(), *item.values()]
-        elif isinstance(item, list | tuple | set | frozenset):
-            waiting += item
+def deep_size(value: Any, limit: int, depth: int = 0) -> int:
+    """Characters and items in nested containers, counting a shared part each time; stops beyond `limit`.
+
+    Raises `SecurityError` where they nest deeper than `MAX_DEPTH`: C code that descends into a value (to hash
+    it, say) may not look after its stack.
+    """
+    if isinstance(value, str):
+        return len(value) + 1
+    if not isinstance(value, Mapping | list | tuple | set | frozenset):
+        return 1
+    if depth == MAX_DEPTH:
+        raise SecurityError(f"stopped: lists or dicts nested more than {MAX_DEPTH} deep")
+    size = 1
+    for part in (*value.keys(), *value.values()) if isinstance(value, Mapping) else value:
+        size += deep_size(part, limit - size, depth + 1)
+        if size > limit:
+            break
     return size
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
     """The environment templates are written for (that of transformers), with a budget."""
 
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%"})
 
     def __init__(self, budget: Budget):
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
-            extensions=["jinja2.ext.loopcontrols", _GenerationTag],
+            extensions=["jinja2.ext.loopcontrols", GenerationTag],
             finalize=_print,
             optimized=False,  # nothing is computed at compile time, where no budget is watched
         )
@@ -126,18 +150,20 @@ class Sandbox(ImmutableSandboxedEnvironment):
             "dict": lambda *args, **kwargs: dict(*args, **kwargs),
             "namespace": _Namespace,
             "raise_exception": _raise_exception,
-            "strftime_now": lambda layout: datetime.now().strftime(layout),
+            "strftime_now": _strftime_now,
         }
-        own = {"join": self._join, "replace": self._replace, "indent": self._indent, "tojson": self._tojson}
-        own |= {"format": self._format, "made": budget.pay_result, "container": budget.pay_deep, "concat": self._concat}
-        self.filters = {name: self._paid(FILTERS[name]) for name in PLAIN_FILTERS}
-        self.filters |= {name: self._paid(function) for name, function in own.items()}
+        filters = {name: FILTERS[name] for name in PLAIN_FILTERS}
+        filters |= {"join": self._join, "replace": self._replace, "indent": self._indent, "tojson": self._tojson}
+        filters |= {"map": self._map, "format": self._format, "made": budget.pay_result}
+        filters |= {"container": budget.measured, "concat": self._concat}
+        self.filters = {name: self._paid(name, function) for name, function in filters.items()}
+        self.tests = {name: self._paid(name, function) for name, function in self.tests.items()}
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        return _Metered().visit(super()._parse(source, name, filename))
+        return Metered().visit(super()._parse(source, name, filename))
 
     def step(self, text: int) -> None:
-        """What `_Metered` has every loop round and macro call pay, besides the call itself."""
+        """What `Metered` has every loop round and macro call pay, besides the call itself."""
         self.budget.spend(text)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
@@ -147,25 +173,27 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Every call in a template comes through here."""
         self.budget.spend(STEP)
-        if function != self.step:  # whose argument is ours
-            _refuse_large_numbers(args, kwargs)
         owner, name = getattr(function, "__self__", None), getattr(function, "__name__", None)
-        if isinstance(owner, str) and name == "join":
-            args = (self.budget.pay_each(*args, extra=len(owner)),)
-        elif isinstance(owner, str) and name == "replace":
-            return self._replace(owner, *args, **kwargs)
+        if isinstance(owner, str):
+            if name == "replace":
+                return self._replace(owner, *args, **kwargs)
+            if name == "join":
+                args = (self.budget.pay_each(*args, extra=len(owner)),)
+            self._pay_search(owner, args)
+            _refuse_large_numbers([*args, *kwargs.values()])
         elif function is _Namespace or function is self.globals["dict"]:
-            self.budget.pay_deep([args, kwargs])
+            self.budget.measured([args, kwargs])
         return self.budget.pay_result(super().call(context, function, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """`+ * ** %` come through here, before they are computed."""
+        """Arithmetic comes through here before it is computed."""
+        self.budget.spend(STEP)
         if operator == "%" and isinstance(left, str):
             self._check_format(left, PERCENT_FIELD, "%", right)
-        elif operator in ("*", "**"):
-            self.budget.spend(_product_size(operator, left, right))
+        elif operator == "*":
+            self.budget.spend(_product_size(left, right))
         elif operator == "+" and isinstance(left, str | list | tuple):
-            self.budget.spend(deep_size([left, right], self.budget.left))
+            self.budget.measured([left, right])
         return self.budget.pay_result(super().call_binop(context, operator, left, right))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -180,21 +208,34 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
         return checked
 
-    def _paid(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)  # also carries over Jinja's mark "wants the environment first"
+    def _paid(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A filter or test that is paid for."""
+        first = int(hasattr(function, "jinja_pass_arg"))  # Jinja's mark "wants the environment first"
+
+        @functools.wraps(function)  # carries the mark over
         def paid(*args: Any, **kwargs: Any) -> Any:
             self.budget.spend(STEP)
-            subject = 1 + hasattr(function, "jinja_pass_arg")  # what the filter is applied to may be any number
-            _refuse_large_numbers(args[subject:], kwargs)
+            subject, *others = *args[first:], *kwargs.values()
+            self._pay_search(subject, others)
+            if name in SIZING_FILTERS:
+                _refuse_large_numbers(others)
             return self.budget.pay_result(function(*args, **kwargs))
 
         return paid
+
+    def _pay_search(self, subject: Any, wanted: Iterable[Any]) -> None:
+        """Pay for what may look at each character (or item) of one with each of the other, 100 times a unit.
+
+        Stripping and searching compare them; an attribute's name such as `"a.b.c"` is followed for every item.
+        """
+        if isinstance(subject, Sized):
+            self.budget.spend(sum(len(subject) * len(other) // 100 for other in wanted if isinstance(other, str)))
 
     def _check_format(self, layout: str, field: re.Pattern[str], opening: str, arguments: Any) -> None:
         """Refuse wide fields such as `%0999999999d`, and pay for the arguments once for each field."""
         if opening in field.sub("", layout):
             raise SecurityError(f"the format {layout[:60]!r} has a field that chat templates may not use")
-        self.budget.spend(layout.count(opening) * deep_size(arguments, self.budget.left))
+        self.budget.spend(layout.count(opening) * (deep_size(arguments, self.budget.left) + FIELD_UNITS))
 
     def _format(self, layout: Any, *args: Any, **kwargs: Any) -> str:
         self._check_format(str(layout), PERCENT_FIELD, "%", [args, kwargs])
@@ -207,6 +248,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if attribute is not None:
             items = map(make_attrgetter(self, attribute), items)
         return str(d).join(self.budget.pay_each(map(str, items), extra=len(str(d))))
+
+    @pass_context
+    def _map(self, context: Context, items: Iterable[Any], *args: Any, **kwargs: Any) -> list[Any]:
+        return self.budget.measured(self.budget.pay_result(FILTERS["map"](context, items, *args, **kwargs)))
 
     def _replace(self, text: Any, old: str, new: str, count: int | None = None) -> str:
         text, old, new = str(text), str(old), str(new)
@@ -226,7 +271,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
         separators: tuple[str, str] | None = None,
         sort_keys: bool = False,
     ) -> str:
-        encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+        encoder = json.JSONEncoder(
+            ensure_ascii=ensure_ascii,
+            indent=None if indent is None else int(indent),
+            separators=separators,
+            sort_keys=sort_keys,
+        )
         return "".join(self.budget.pay_each(encoder.iterencode(value)))
 
 
@@ -238,17 +288,14 @@ def _print(context: Context, value: Any) -> Any:
     return text
 
 
-def _refuse_large_numbers(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    for value in (*args, *kwargs.values()):
+def _refuse_large_numbers(values: Iterable[Any]) -> None:
+    for value in values:
         if isinstance(value, int) and abs(value) > MAX_NUMBER:
             raise SecurityError(f"the argument {value:.3e} is larger than {MAX_NUMBER:,}")
 
 
-def _product_size(operator: str, left: Any, right: Any) -> int:
-    """Units that `left * right` or `left ** right` will make."""
-    if isinstance(left, int) and isinstance(right, int):
-        bits = left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
-        return bits // 8
+def _product_size(left: Any, right: Any) -> int:
+    """Units that `left * right` will make."""
     if isinstance(left, int):
         left, right = right, left
     if isinstance(left, str | list | tuple) and isinstance(right, int):
@@ -258,6 +305,12 @@ def _product_size(operator: str, left: Any, right: Any) -> int:
 
 def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(str(message))
+
+
+def _strftime_now(layout: str) -> str:
+    if not DATE_LAYOUT.fullmatch(layout):
+        raise SecurityError(f"the date layout {layout[:60]!r} is longer than 100 or has fields with widths")
+    return datetime.now().strftime(layout)
 
 
 class _Namespace(Namespace):
@@ -281,56 +334,3 @@ class _Namespace(Namespace):
 def _refuse_private(name: Any) -> None:
     if str(name).startswith("_"):
         raise SecurityError(f"a namespace may not hold the private name {name!r}")
-
-
-class _GenerationTag(Extension):
-    """`{% generation %}` marks the assistant's words for training; when generating it changes nothing."""
-
-    tags = {"generation"}  # noqa: RUF012 - Jinja's way of declaring it
-
-    def parse(self, parser: Any) -> nodes.Node:
-        """The statements up to `endgeneration`, in a scope of their own."""
-        line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
-
-
-class _Metered(NodeTransformer):
-    """Rewrites a parsed template so that what Jinja does by itself is paid for as well."""
-
-    def _step(self, node: Any) -> nodes.Node:
-        """Begin the body of a loop or macro with a call that pays for the literal text in it."""
-        self.generic_visit(node)
-        literals = [*node.find_all(nodes.TemplateData), *node.find_all(nodes.Const)]
-        cost = nodes.Const(
-            1 + sum(len(text) for literal in literals if isinstance(text := _literal_text(literal), str))
-        )
-        pay = nodes.Call(nodes.EnvironmentAttribute("step"), [cost], [], None, None)
-        node.body.insert(0, nodes.ExprStmt(pay).set_lineno(node.lineno))
-        return node
-
-    visit_For = visit_Macro = visit_CallBlock = visit_Block = _step
-
-    def _container(self, node: Any) -> nodes.Node:
-        self.generic_visit(node)
-        return node if getattr(node, "ctx", "load") == "store" else _filtered(node, "container")
-
-    visit_List = visit_Tuple = visit_Dict = _container
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        """`a ~ b`: joined by a filter that pays first."""
-        self.generic_visit(node)
-        return _filtered(nodes.Tuple(node.nodes, "load", lineno=node.lineno), "concat")
-
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
-        """`a[1:]` is a copy."""
-        self.generic_visit(node)
-        return _filtered(node, "made") if isinstance(node.arg, nodes.Slice) else node
-
-
-def _literal_text(node: Any) -> object:
-    """What stands in the template itself: the text between the tags, or a constant's value."""
-    return node.data if isinstance(node, nodes.TemplateData) else node.value
-
-
-def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
-    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import operator
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,12 +23,18 @@ from minillm.errors import ChatTemplateError, TokenizerError
 from minillm.tokenizer import gguf
 from minillm.tokenizer.chat_template import ChatTemplate
 from minillm.tokenizer.detokenizer import StreamingDecoder, WindowStream, token_bytes, visible
+from minillm.tokenizer.growth import check_growth
 
+MAX_TOKENIZER_FILE = 60_000_000  # bytes of tokenizer.json; those of the largest vocabularies have half of it
+MAX_FILE = 10_000_000  # bytes of any other file
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 class Tokenizer:
     """Text to token ids and back, for one model.
+
+    A model may have more rows than its tokenizer has tokens (matrices are padded to round sizes), or the ids may
+    have holes, so that any id from 0 up can be drawn: one without a token decodes to no text.
 
     Parameters
     ----------
@@ -54,10 +61,12 @@ class Tokenizer:
     ):
         backend.no_padding()  # a file may ask to pad every text to a length, or to cut it: neither is wanted,
         backend.no_truncation()  # and a padding length of 10^12 would be an attack
+        if getattr(backend.model, "dropout", None):  # a setting for training, which leaves out merges at random
+            backend.model.dropout = None
         self.where = where
         self.special_tokens = dict(special_tokens or {})
         self.chat_template = chat_template
-        self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        self.vocab_size = _vocab_size(backend, where)
         self.bos_token_id = self._id_of("bos_token", backend)
         named = self._id_of("eos_token", backend)
         self.eos_token_ids = tuple(dict.fromkeys([*([] if named is None else [named]), *eos_token_ids]))
@@ -76,9 +85,10 @@ class Tokenizer:
         """
         path = Path(path)
         where = str(path / "tokenizer.json")
-        source = _read_text(path / "tokenizer.json")
+        source = _read_text(path / "tokenizer.json", MAX_TOKENIZER_FILE)
         if source is None:
             raise TokenizerError(f"{where}: no such file; a model folder needs its tokenizer in this form")
+        check_growth(_json_object(source, where), where)
         config = _read_json(path / "tokenizer_config.json")
         names = _read_json(path / "special_tokens_map.json") | config
         with _backend_errors(where):
@@ -149,7 +159,10 @@ class Tokenizer:
             return backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of token ids; bytes that are no UTF-8 become U+FFFD. Raises `TokenizerError` for unknown ids."""
+        """Text of token ids: bytes that are no UTF-8 become U+FFFD, ids without a token nothing.
+
+        Raises `TokenizerError` for what is no id: negative or not a whole number.
+        """
         decoder = self.stream(skip_special_tokens=skip_special_tokens)
         if isinstance(decoder, WindowStream):  # the library may know more than the stream can
             kept = [token_id for token_id in ids if self._kept_token(token_id, skip_special_tokens) is not None]
@@ -157,15 +170,20 @@ class Tokenizer:
         return "".join([*map(decoder.push, ids), decoder.finish()])
 
     def stream(self, *, skip_special_tokens: bool = True) -> StreamingDecoder:
-        """A decoder to push token ids into as they are generated."""
+        """A decoder to push token ids into as they are generated; takes the ids that `decode` takes."""
         token_of = functools.partial(self._kept_token, skip_special=skip_special_tokens)
         if self._bytes is not None:
             return self._bytes.stream(token_of)
         return WindowStream(self._decode_plainly, lambda token_id: token_of(token_id) is not None)
 
     def token_text(self, token_id: int) -> str:
-        """One token for people to read: `" hello"` for "Ġhello", `"<0xE2>"` for a byte that is no character."""
+        """One token for people to read: `" hello"` for "Ġhello", `"<0xE2>"` for a byte that is no character.
+
+        `"<no token 270>"` for an id without a token. Raises `TokenizerError` as `decode` does.
+        """
         token = self._token(token_id)
+        if token is None:
+            return f"<no token {token_id}>"
         return token.replace("▁", " ") if self._bytes is None else visible(self._bytes.of(token))
 
     def apply_chat_template(
@@ -206,22 +224,29 @@ class Tokenizer:
         token = self.special_tokens.get(role)
         return None if token is None else backend.token_to_id(token)
 
-    def _token(self, token_id: int) -> str:
-        """The vocabulary's form of a token; `TokenizerError` if there is none."""
-        number = operator.index(token_id)
-        token = self._backend.id_to_token(number) if 0 <= number < self.vocab_size else None
-        if token is None:
-            raise TokenizerError(
-                f"{self.where}: token id {number} is not in the vocabulary, whose ids end at {self.vocab_size - 1}"
-            )
-        return token
+    def _token(self, token_id: int) -> str | None:
+        """The vocabulary's form of a token; None for an id without one."""
+        is_whole = hasattr(token_id, "__index__")
+        if not is_whole or (number := operator.index(token_id)) < 0:
+            raise TokenizerError(f"{self.where}: {token_id!r:.60} is no token id, a whole number from 0 up")
+        return self._backend.id_to_token(number) if number < self.vocab_size else None
 
     def _kept_token(self, token_id: int, skip_special: bool) -> str | None:
-        return None if skip_special and token_id in self._special_ids else self._token(token_id)
+        token = self._token(token_id)
+        return None if skip_special and token_id in self._special_ids else token
 
     def _decode_plainly(self, ids: list[int]) -> str:
         with _backend_errors(self.where):
             return self._backend.decode(ids, skip_special_tokens=False)
+
+
+def _vocab_size(backend: tokenizers.Tokenizer, where: str) -> int:
+    """V, where no two tokens share an id."""
+    vocabulary = backend.get_vocab(with_added_tokens=True)
+    if len(set(vocabulary.values())) < len(vocabulary):
+        (token_id, count), *_ = Counter(vocabulary.values()).most_common(1)
+        raise TokenizerError(f"{where}: {count} tokens of the vocabulary have the id {token_id}, wanted one")
+    return 1 + max(vocabulary.values(), default=-1)
 
 
 @contextmanager
@@ -242,12 +267,16 @@ def _backend_errors(where: str) -> Iterator[None]:
 # Reading a folder
 
 
-def _read_text(path: Path) -> str | None:
-    """A file's text; None if there is no such file."""
+def _read_text(path: Path, max_bytes: int = MAX_FILE) -> str | None:
+    """A file's text; None if there is no such file. Pipes and devices, which may never end, are none."""
     try:
+        if not path.exists():
+            return None
+        if not path.is_file():
+            raise TokenizerError(f"{path}: is no regular file")
+        if (size := path.stat().st_size) > max_bytes:
+            raise TokenizerError(f"{path}: {size:,} bytes, wanted at most {max_bytes:,}")
         return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
     except (OSError, UnicodeDecodeError) as problem:
         raise TokenizerError(f"{path}: cannot be read as UTF-8 text: {problem}") from problem
 
@@ -255,14 +284,16 @@ def _read_text(path: Path) -> str | None:
 def _read_json(path: Path) -> dict[str, Any]:
     """A JSON object; an empty one if there is no such file."""
     text = _read_text(path)
-    if text is None:
-        return {}
+    return {} if text is None else _json_object(text, str(path))
+
+
+def _json_object(text: str, where: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as problem:
-        raise TokenizerError(f"{path}: is not JSON: {problem}") from problem
+        raise TokenizerError(f"{where}: is not JSON: {problem}") from problem
     if not isinstance(value, dict):
-        raise TokenizerError(f"{path}: holds a JSON {type(value).__name__}, wanted an object")
+        raise TokenizerError(f"{where}: holds a JSON {type(value).__name__}, wanted an object")
     return value
 
 
@@ -321,8 +352,8 @@ def _config_template(config: dict[str, Any]) -> str | None:
     """The chat template in `tokenizer_config.json`: text, or a list of named ones of which "default" counts."""
     value = config.get("chat_template")
     if isinstance(value, list):
-        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
-        value = named.get("default")
+        named = [entry for entry in value if isinstance(entry, dict) and entry.get("name") == "default"]
+        value = named[-1].get("template") if named else None
     if value is not None and not isinstance(value, str):
         raise TokenizerError(f"tokenizer_config.json: 'chat_template' is {value!r:.60}, wanted text")
     return value
