@@ -1,6 +1,7 @@
 """minillm: LLM inference serving you can read, run and step through."""
 
 from minillm.errors import (
+    BenchmarkError,
     CapacityError,
     CatalogError,
     ChatTemplateError,
@@ -18,6 +19,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "BenchmarkError",
     "CapacityError",
     "CatalogError",
     "ChatTemplateError",

@@ -1,4 +1,4 @@
-"""The command line: `minillm generate` answers once, `minillm chat` holds a conversation."""
+"""The command line: `minillm generate` answers once, `minillm chat` holds a conversation, `minillm bench` measures."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from rich.console import Console
 
@@ -29,14 +30,15 @@ def add_prompt_options(parser: argparse.ArgumentParser) -> None:
     form.add_argument("--raw", action="store_false", dest="chat", help="a text to continue as it stands")
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
+def add_model_options(parser: argparse.ArgumentParser, backends: bool = True) -> None:
     """The options that say which model runs, and how."""
     parser.add_argument(
         "--model",
         metavar="MODEL",
         help="a .gguf file, a Hugging Face folder, a catalog name or a hub id (default: SmolLM2-135M-Instruct)",
     )
-    parser.add_argument("--backend", choices=BACKENDS, default="numba", help="what computes (default: numba)")
+    if backends:
+        parser.add_argument("--backend", choices=BACKENDS, default="numba", help="what computes (default: numba)")
     parser.add_argument("--threads", type=int, metavar="N", help="cores to use (default: all)")
 
 
@@ -150,6 +152,39 @@ def chat(options: argparse.Namespace) -> None:
             show_summary(metrics)
 
 
+def add_bench_options(parser: argparse.ArgumentParser) -> None:
+    """What to measure, beside whom, and where the figures go."""
+
+    def option(name: str, metavar: str, text: str, **more: Any) -> None:
+        parser.add_argument(name, metavar=metavar, help=text, **more)
+
+    option("--rounds", "N", "turns of every row (default: 5)", type=int, default=5)
+    option("--rows", "ROW", "load, start, memory, prefill, decode-64, batch-16, exactness, ... (all)", nargs="+")
+    parser.add_argument("--peers", action="store_true", help="measure llama.cpp and transformers, too, turn by turn")
+    option("--peer-python", "PATH", "a Python that has them (may be repeated; default: this one)", action="append")
+    option("--as", "TYPE", "have llama.cpp store the model in this type first: Q8_0, F16, F32, ...", dest="storage")
+    parser.add_argument("--quick", action="store_true", help="a few rows, once: to see that all works, not to quote")
+    option("--json", "FILE", "write all figures there")
+    option("--plot", "FILE", "draw the roofline there (.png, .svg, .pdf)")
+
+
+def bench(options: argparse.Namespace) -> None:
+    """`minillm bench`: how fast, beside what the machine can do and what other engines need."""
+    from minillm.bench import Settings, run  # only now: an answer need not wait for it
+
+    settings = Settings(
+        model=options.model,
+        threads=options.threads,
+        rounds=options.rounds,
+        rows=options.rows,
+        peers=options.peers,
+        peer_pythons=options.peer_python or (),
+        storage=options.storage,
+        quick=options.quick,
+    )
+    run(settings, json_file=options.json, plot_file=options.plot)
+
+
 def _read_message(interactive: bool) -> str | None:
     """The next line that says something; None at the end."""
     while True:
@@ -181,6 +216,11 @@ def build_parser() -> argparse.ArgumentParser:
     add_model_options(command)
     add_sampling_options(command, max_tokens=512)
     command.set_defaults(run=chat)
+
+    command = commands.add_parser("bench", help="measure speed", description=bench.__doc__)
+    add_model_options(command, backends=False)
+    add_bench_options(command)
+    command.set_defaults(run=bench)
     return parser
 
 

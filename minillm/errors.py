@@ -36,5 +36,9 @@ class CapacityError(MinillmError, MemoryError):
     """The machine's memory does not hold what was asked for."""
 
 
+class BenchmarkError(MinillmError):
+    """A measurement could not be made: an engine is not installed, crashed, or did not answer."""
+
+
 class NumericError(MinillmError):
     """A computation gave NaN or infinity where a number was needed."""

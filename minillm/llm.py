@@ -25,7 +25,7 @@ from minillm.errors import CapacityError, RequestError
 from minillm.kv_cache import KVCache
 from minillm.ops import backend as find_backend
 from minillm.sampling import SamplingParams, sample
-from minillm.sequence import Sequence
+from minillm.sequence import Sequence, common_prefix
 from minillm.stopping import StopMatcher
 from minillm.tokenizer import Tokenizer
 from minillm.transformer import Transformer
@@ -306,7 +306,7 @@ class LLM:
         if not self._in_use.acquire(blocking=False):
             raise RequestError("another request is being streamed; finish its loop, or close() it, before the next")
         latest = self._sequence
-        kept = _common_prefix(latest.token_ids[: latest.num_computed], token_ids[:-1]) if reuse else 0
+        kept = common_prefix(latest.token_ids[: latest.num_computed], token_ids[:-1]) if reuse else 0
         self.kv_cache.blocks.shrink(latest.block_table, kept)
         self._sequence = Sequence(list(token_ids), len(token_ids), kept, latest.block_table)
         try:
@@ -382,9 +382,3 @@ def _check_params(params: SamplingParams | None) -> SamplingParams:
     if params is not None and not isinstance(params, SamplingParams):
         raise RequestError(f"params are {type(params).__name__}; they must be SamplingParams")
     return params or SamplingParams()
-
-
-def _common_prefix(left: SequenceOf[int], right: SequenceOf[int]) -> int:
-    """How many tokens two sequences have in common from their start."""
-    different = (n for n, (a, b) in enumerate(zip(left, right, strict=False)) if a != b)
-    return next(different, min(len(left), len(right)))

@@ -176,12 +176,28 @@ class Transformer:
         probe(f"{name}.output", output)
         return output
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights that a decode step reads: all, but for an embedding that is not the head, too."""
+        linears = [linear for layer in self.layers for linear in vars(layer).values() if isinstance(linear, Linear)]
+        vectors = [self.final_norm] + [norm for layer in self.layers for norm in (layer.attention_norm, layer.mlp_norm)]
+        biases = [linear.bias for linear in linears if linear.bias is not None]
+        matrices = [self.head] + [linear.weight for linear in linears]
+        return sum(map(_num_bytes, vectors + biases + matrices))
+
     def __repr__(self):
         c = self.config
         return (
             f"Transformer({c.architecture}, {c.num_layers} layers, hidden {c.hidden_size}, {c.num_heads} query heads "
             f"on {c.num_kv_heads} kv heads of {c.head_dim}, vocabulary {c.vocab_size}, {self.ops.__name__})"
         )
+
+
+def _num_bytes(weights: Any) -> int:
+    """Bytes of an array, or of the arrays that a backend's matrix is made of."""
+    if hasattr(weights, "nbytes"):
+        return weights.nbytes
+    return sum(part.nbytes for part in vars(weights).values() if hasattr(part, "nbytes"))
 
 
 def rope_frequencies(config: ModelConfig) -> np.ndarray:

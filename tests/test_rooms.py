@@ -30,10 +30,17 @@ MAY_USE = {
     "catalog": set(),
 }
 # These stand on top and may use whatever they need, but not each other's betters.
-FRONT = {"llm": {"cli"}, "cli": set(), "": {"cli"}}  # room -> what it may not use
+FRONT = {"llm": {"cli", "bench"}, "bench": {"cli"}, "cli": set(), "": {"cli", "bench"}}  # room -> what it may not use
 INTEGERS_ONLY = {"sequence", "blocks", "scheduler"}
 ARRAY_LIBRARIES = {"numpy", "numba", "torch", "cupy"}
 CORE = {"numpy", "numba", "tokenizers", "rich", "jinja2", "huggingface_hub"}
+# What an extra brings, and the one module that may use it. The engines are run, each in a process of its own, and never
+# imported; the plot imports only when it draws.
+EXTRAS = {
+    "minillm.bench.engines.llama_cpp": {"llama_cpp"},
+    "minillm.bench.engines.transformers": {"torch", "transformers"},
+    "minillm.bench.plot": {"matplotlib"},
+}
 
 
 def room_of(module):
@@ -65,10 +72,19 @@ def test_a_room_uses_only_rooms_below_it(module):
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_only_core_dependencies_are_imported(module):
     outside = {name.split(".")[0] for name in imports(MODULES[module])} - sys.stdlib_module_names - {"minillm"}
-    assert outside <= CORE
+    assert outside <= CORE | EXTRAS.get(module, set())
     if room_of(module) in INTEGERS_ONLY:
         assert not outside
         assert "time" not in set(imports(MODULES[module]))
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_extras_are_imported_only_when_needed(module):
+    assert not [name for name in imports(MODULES[module]) if name.startswith("minillm.bench.engines.")]
+    if module in EXTRAS and ".engines." not in module:
+        tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+        at_the_top = [ast.unparse(node) for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        assert not [line for line in at_the_top if line.split()[1].split(".")[0] in EXTRAS[module]]
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))

@@ -6,16 +6,8 @@ import torch
 import transformers
 
 from minillm import LLM, SamplingParams
+from minillm.bench.exactness import CHAT, PROMPTS
 
-CHAT = [{"role": "user", "content": "Name three primary colours."}]
-PROMPTS = {
-    "english": "The quick brown fox jumps over the lazy dog, and then",
-    "code": "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
-    "korean": "안녕하세요, 오늘 날씨가 정말",
-    "emoji": "I love pizza 🍕 and ice cream 🍦 because",
-    "digits": "1 2 3 4 5 6 7 8 9 10 11 12 13 14",
-    "chat": CHAT,
-}
 NEW_TOKENS = 24
 
 

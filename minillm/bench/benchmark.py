@@ -1,0 +1,235 @@
+"""A benchmark from start to end: the machine, the engines, every row, the machine again."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+from minillm import catalog
+from minillm.bench.exactness import encode_prompts, largest_difference
+from minillm.bench.limits import Work
+from minillm.bench.machine import Machine, describe_machine, measure_machine, usable_cores
+from minillm.bench.peers import FLOAT32, OURS, PEERS, Engine, EngineSpec, find_engine, pythons_to_try, stored_as
+from minillm.bench.rows import FRESH, QUICK, SIZES, START_TOKENS, Computing, Row, choose_rows
+from minillm.bench.turns import Turns, take_turns
+from minillm.checkpoints import Checkpoint, open_checkpoint
+from minillm.checks import check_integer
+from minillm.errors import BenchmarkError
+
+MOST_STARTS = 3  # rounds of the rows about starting: they take long and vary little
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to measure.
+
+    Attributes
+    ----------
+    model : as for `LLM`
+    threads : cores for every engine; None for all
+    rounds : turns of every row
+    rows : names of rows and groups of rows (see `choose_rows`); None for all
+    peers : measure other engines, too
+    peer_pythons : where to look for them, before this Python
+    storage : have llama.cpp store the model's matrices in this type first ("Q8_0"); None to take it as it is
+    quick : few rows, one round, small measures of the machine: to see that all works, not to quote
+    """
+
+    model: str | None = None
+    threads: int | None = None
+    rounds: int = 5
+    rows: Sequence[str] | None = None
+    peers: bool = False
+    peer_pythons: Sequence[str] = ()
+    storage: str | None = None
+    quick: bool = False
+
+
+@dataclass
+class RowResult:
+    """One row: amounts by engine (seconds, bytes or a difference; less is better), and ratios to ours by peer."""
+
+    row: Row
+    turns: Turns = field(default_factory=Turns)
+    work: Work | None = None
+    skipped: str = ""  # why nothing was measured
+
+
+@dataclass
+class Benchmark:
+    """All that was measured, and under which conditions."""
+
+    machine: Machine
+    model: Path
+    model_bytes: int
+    weight_bytes: int  # that one decode step reads, as minillm stores them
+    kv_bytes_per_token: int
+    rounds: int
+    versions: dict[str, str]  # engines that were measured
+    not_measured: dict[str, str]  # engines that were not, and why
+    results: list[RowResult]
+
+
+def run_benchmark(
+    settings: Settings, *, announce: Callable[[str], None] = print, peers: Sequence[EngineSpec] = PEERS
+) -> Benchmark:
+    """Measure all of it. Takes some minutes; with peers, and all rows, some more.
+
+    Raises
+    ------
+    RequestError
+        A setting is out of range.
+    BenchmarkError
+        The machine or minillm itself could not be measured. A peer that fails only loses its column.
+    """
+    rounds = 1 if settings.quick else check_integer("rounds", settings.rounds, 1)
+    cores = usable_cores()
+    threads = check_integer("threads", cores if settings.threads is None else settings.threads, 1, cores)
+    rows = choose_rows(settings.rows or (QUICK if settings.quick else tuple(SIZES)))
+    pythons = pythons_to_try(settings.peer_pythons)
+    model = catalog.resolve(settings.model)
+    if settings.storage:
+        model = stored_as(model, settings.storage, pythons, threads)
+    checkpoint = open_checkpoint(model)
+    machine = describe_machine(threads)
+
+    announce("measuring the machine ...")
+    measure_machine(machine, quick=settings.quick)
+    announce(f"starting {OURS.name} ...")
+    with ExitStack() as stack:
+        ours = stack.enter_context(_closing(find_engine(OURS, [sys.executable], model, threads)))
+        engines, not_measured = [ours], {}
+        for spec in peers if settings.peers else ():
+            announce(f"starting {spec.name} ...")
+            try:
+                engines.append(stack.enter_context(_closing(find_engine(spec, pythons, model, threads))))
+            except BenchmarkError as error:
+                not_measured[spec.name] = str(error)
+        benchmark = Benchmark(
+            machine=machine,
+            model=model,
+            model_bytes=sum(tensor.data.nbytes for tensor in checkpoint.tensors.values()),
+            weight_bytes=ours.facts["weight_bytes"],
+            kv_bytes_per_token=ours.facts["kv_bytes_per_token"],
+            rounds=rounds,
+            versions={engine.name: engine.facts["version"] for engine in engines},
+            not_measured=not_measured,
+            results=_measure_rows(rows, engines, checkpoint, rounds, announce),
+        )
+    if not settings.quick:  # again: it may have been slower, or faster, before
+        measure_machine(machine)
+    for result in benchmark.results:
+        result.work = result.row.work(checkpoint.config, benchmark.weight_bytes, benchmark.kv_bytes_per_token)
+    return benchmark
+
+
+def _measure_rows(
+    rows: Sequence[Row],
+    engines: Sequence[Engine],
+    checkpoint: Checkpoint,
+    rounds: int,
+    announce: Callable[[str], None],
+) -> list[RowResult]:
+    starts: dict[str, Turns] | None = None  # one fresh process answers three rows
+    results = []
+    for row in rows:
+        announce(f"measuring {row.name} ...")
+        longest = checkpoint.config.context_length
+        if row.positions > longest:
+            result = RowResult(row, skipped=f"needs {row.positions} positions, and the model has {longest}")
+        elif row.group in FRESH:
+            starts = starts or measure_starts(engines, min(rounds, MOST_STARTS))
+            result = RowResult(row, starts[row.group])
+        elif row.group == "exactness":
+            result = measure_exactness(row, engines, checkpoint)
+        else:
+            result = RowResult(row, measure_computing(row, engines, checkpoint.config.vocab_size, rounds))
+        results.append(result)
+    return results
+
+
+def measure_computing(row: Row, engines: Sequence[Engine], vocab_size: int, rounds: int) -> Turns:
+    """A "prefill", "decode" or "batch" row: engines that cannot prepare it are out, the others take turns."""
+    task = Computing(row, vocab_size)
+    failures, measures = {}, {}
+    for engine in engines:
+        try:
+            task.prepare(engine.loaded())
+        except BenchmarkError as error:
+            failures[engine.name] = str(error)
+        else:
+            measures[engine.name] = partial(task.seconds, engine.worker)
+    turns = take_turns(engines[0].name, measures, rounds)
+    turns.failures |= failures
+    return turns
+
+
+def measure_starts(engines: Sequence[Engine], rounds: int) -> dict[str, Turns]:
+    """The rows "load", "start" and "memory", all from the same fresh processes."""
+    seen: dict[str, list[dict[str, float]]] = {engine.name: [] for engine in engines}
+
+    def start(engine: Engine) -> float:
+        seen[engine.name].append(start_once(engine))
+        return seen[engine.name][-1]["start"]
+
+    turns = {"start": take_turns(engines[0].name, {e.name: partial(start, e) for e in engines}, rounds)}
+    for group in "load", "memory":  # the same turns, told again for their other figures
+        measures = {name: partial(_replay, iter(figures), group) for name, figures in seen.items()}
+        turns[group] = take_turns(engines[0].name, measures, rounds)
+        turns[group].failures |= turns["start"].failures
+    return turns
+
+
+def start_once(engine: Engine) -> dict[str, float]:
+    """One process from its start to its end: seconds to load, seconds to the first token, bytes held at most."""
+    started = perf_counter()
+    with engine.start() as worker:
+        before_load = perf_counter()
+        engine.load(worker)
+        loaded = perf_counter()
+        worker.call("prefill", tokens=list(range(START_TOKENS)), repeats=1)
+        first_token = perf_counter()
+        worker.call("fill", prompts=[list(range(START_TOKENS))])
+        worker.call("decode", tokens=[0], repeats=4)
+        figures = {"load": loaded - before_load, "start": first_token - started}
+        peak = worker.call("peak_bytes")
+        return figures if peak is None else figures | {"memory": peak}
+
+
+def _replay(figures: Iterator[dict[str, float]], group: str) -> float:
+    for seen in figures:
+        if group in seen:
+            return seen[group]
+    raise BenchmarkError("the system does not tell")
+
+
+def measure_exactness(row: Row, engines: Sequence[Engine], checkpoint: Checkpoint) -> RowResult:
+    """How far each engine is from transformers in float32, if that is one of them."""
+    oracle = next((engine for engine in engines if engine.name == FLOAT32.name), None)
+    if oracle is None:
+        return RowResult(row, skipped=f"needs {FLOAT32.name} (--peers)")
+    if checkpoint.tokenizer is None:
+        return RowResult(row, skipped="the model came without a tokenizer")
+    prompts = encode_prompts(checkpoint.tokenizer)
+    turns = Turns()
+    for engine in engines:
+        if engine is oracle:
+            continue
+        try:
+            turns.amounts[engine.name] = [largest_difference(engine.loaded(), oracle.loaded(), prompts)]
+        except BenchmarkError as error:
+            turns.failures[engine.name] = str(error)
+    return RowResult(row, turns)
+
+
+@contextmanager
+def _closing(engine: Engine) -> Iterator[Engine]:
+    try:
+        yield engine
+    finally:
+        engine.close()

@@ -1,0 +1,38 @@
+"""`minillm bench`: measure, show the table, write what was asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+
+from minillm.bench.benchmark import Benchmark, Settings, run_benchmark
+from minillm.bench.plot import check_can_plot, draw_roofline
+from minillm.bench.report import show, to_json
+from minillm.catalog import Report
+from minillm.errors import RequestError
+
+
+def run(settings: Settings, *, json_file: str | None = None, plot_file: str | None = None) -> Benchmark:
+    """Run the benchmark, print its table, and write it as JSON and as a roofline plot where files are named.
+
+    Raises
+    ------
+    RequestError
+        A setting is out of range, or a file cannot be written where it is to go; before anything is measured.
+    BenchmarkError
+        See `run_benchmark`.
+    """
+    for file in filter(None, (json_file, plot_file)):
+        if not Path(file).absolute().parent.is_dir():
+            raise RequestError(f"{file}: there is no folder {Path(file).absolute().parent}; make it first")
+    if plot_file:
+        check_can_plot()
+    benchmark = run_benchmark(settings, announce=Report().line)
+    show(benchmark, Console())
+    if json_file:
+        Path(json_file).write_text(json.dumps(to_json(benchmark), indent=2) + "\n", encoding="utf-8")
+    if plot_file:
+        draw_roofline(benchmark, Path(plot_file))
+    return benchmark

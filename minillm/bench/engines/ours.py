@@ -1,0 +1,71 @@
+"""minillm, as everybody else uses it: `LLM` to load, `Transformer.forward` to compute."""
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from minillm import LLM, __version__
+from minillm.batch import Batch, Chunk
+from minillm.kv_cache import KVCache
+from minillm.llm import PREFILL_CHUNK
+from minillm.ops import backend
+
+backend("numba")  # imported now: loading is to be about the model
+
+
+class Engine:
+    """See `minillm.bench.engines`."""
+
+    def load(self, path: str, threads: int) -> dict[str, Any]:
+        """Also says how many bytes a decode step reads: weights, and keys and values for every token before."""
+        self.llm = LLM(path, threads=threads)
+        return {
+            "version": __version__,
+            "weight_bytes": self.llm.transformer.weight_bytes,
+            "kv_bytes_per_token": self.llm.kv_cache.bytes_per_token,
+        }
+
+    def prefill(self, tokens: list[int], repeats: int) -> list[float]:
+        """In pieces, as LLM does it."""
+        self._make_room(1, len(tokens))
+        return [self._timed(self._compute, tokens, self.tables[0]) for _ in range(repeats)]
+
+    def fill(self, prompts: list[list[int]]) -> None:
+        """Every sequence gets a block table of its own, with room for one token more."""
+        self.length = len(prompts[0])
+        self._make_room(len(prompts), self.length + 1)
+        for tokens, table in zip(prompts, self.tables, strict=True):
+            self._compute(tokens, table)
+
+    def decode(self, tokens: list[int], repeats: int) -> list[float]:
+        """All sequences in one batch."""
+        return [self._timed(self._step, tokens) for _ in range(repeats)]
+
+    def logits(self, tokens: list[int], path: str) -> None:
+        """By the front door."""
+        np.save(path, self.llm.logits(tokens))
+
+    def _make_room(self, num_sequences: int, length: int) -> None:
+        block_size = self.llm.kv_cache.block_size
+        blocks_each = -(-length // block_size)
+        self.cache = KVCache(self.llm.config, num_sequences * blocks_each, block_size)
+        self.tables: list[list[int]] = [[] for _ in range(num_sequences)]
+        for table in self.tables:
+            self.cache.blocks.extend(table, length)
+
+    def _compute(self, tokens: list[int], table: list[int]) -> None:
+        for start in range(0, len(tokens), PREFILL_CHUNK):
+            self._forward([Chunk(tokens[start : start + PREFILL_CHUNK], start, table)])
+
+    def _step(self, tokens: list[int]) -> None:
+        self._forward([Chunk([token], self.length, table) for token, table in zip(tokens, self.tables, strict=True)])
+
+    def _forward(self, chunks: list[Chunk]) -> None:
+        self.llm.transformer.forward(Batch.from_chunks(chunks, self.cache.block_size), self.cache)
+
+    def _timed(self, action: Callable[..., None], *arguments: Any) -> float:
+        started = perf_counter()
+        action(*arguments)
+        return perf_counter() - started

@@ -1,0 +1,95 @@
+"""What a piece of work must move and compute, and so how fast a machine could do it at best: the roofline.
+
+A step that reads `bytes` from memory and does `flops` takes at least the longer of bytes / bandwidth and
+flops / peak (Williams, Waterman and Patterson 2009, "Roofline"). Decode reads every weight for each token and does
+two operations with it: memory is its limit. Prefill uses each weight for hundreds of tokens: arithmetic is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from minillm.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Work:
+    """What must be done, by any engine: multiplications and additions, and bytes read as minillm stores them."""
+
+    num_bytes: int
+    flops: int
+
+    @property
+    def intensity(self) -> float:
+        """Operations for every byte read."""
+        return self.flops / self.num_bytes
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """What a machine was measured to do."""
+
+    bandwidth: float  # bytes a second it reads
+    peak: float  # float32 operations a second
+
+    def memory_seconds(self, work: Work) -> float:
+        """The least time it takes to read what `work` reads."""
+        return work.num_bytes / self.bandwidth
+
+    def arithmetic_seconds(self, work: Work) -> float:
+        """The least time it takes to compute what `work` computes."""
+        return work.flops / self.peak
+
+    def seconds(self, work: Work) -> float:
+        """The least time for both, one behind the other's back."""
+        return max(self.memory_seconds(work), self.arithmetic_seconds(work))
+
+    def bound(self, work: Work) -> str:
+        """Which of the two it waits for: "memory" or "arithmetic"."""
+        return "memory" if self.memory_seconds(work) >= self.arithmetic_seconds(work) else "arithmetic"
+
+    def attainable(self, intensity: float) -> float:
+        """Operations a second at so many for every byte: the roof itself."""
+        return min(self.peak, intensity * self.bandwidth)
+
+
+def prefill_work(config: ModelConfig, weight_bytes: int, kv_bytes_per_token: int, num_tokens: int) -> Work:
+    """One prompt of `num_tokens`, scored at its last token.
+
+    The weights are read once, as if all tokens passed in one go; so are the keys and values.
+    """
+    pairs = num_tokens * (num_tokens + 1) // 2  # the i-th token looks at i tokens, itself among them
+    return Work(
+        num_bytes=weight_bytes + num_tokens * kv_bytes_per_token,
+        flops=num_tokens * layer_flops(config) + head_flops(config) + pairs * attention_flops(config),
+    )
+
+
+def decode_work(config: ModelConfig, weight_bytes: int, kv_bytes_per_token: int, contexts: Sequence[int]) -> Work:
+    """One new token for each sequence, which has `contexts[s]` tokens before it.
+
+    All share one reading of the weights; keys and values are each sequence's own.
+    """
+    pairs = sum(contexts) + len(contexts)  # a token looks at itself, too
+    per_token = layer_flops(config) + head_flops(config)
+    return Work(
+        num_bytes=weight_bytes + pairs * kv_bytes_per_token,
+        flops=len(contexts) * per_token + pairs * attention_flops(config),
+    )
+
+
+def layer_flops(config: ModelConfig) -> int:
+    """Operations that one token costs in the matrix products of all layers: two a weight."""
+    shapes = config.tensor_shapes()
+    return sum(2 * shape[0] * shape[1] for name, shape in shapes.items() if "layers." in name and len(shape) == 2)
+
+
+def head_flops(config: ModelConfig) -> int:
+    """Operations for one token's scores."""
+    return 2 * config.vocab_size * config.hidden_size
+
+
+def attention_flops(config: ModelConfig) -> int:
+    """Operations for one token looking at one token, in all layers: a product with its key, and its value added."""
+    return 4 * config.num_layers * config.num_heads * config.head_dim

@@ -1,0 +1,187 @@
+"""A benchmark as a table for people, and as JSON for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from minillm.bench.benchmark import Benchmark, RowResult
+from minillm.bench.limits import Roofline
+from minillm.bench.peers import OURS
+from minillm.bench.rows import Row
+from minillm.bench.turns import Spread
+
+NOTHING = "-"
+
+
+def show(benchmark: Benchmark, console: Console) -> None:
+    """Print the conditions, the table, and what could not be measured. Without a terminal, the table is Markdown."""
+    if not console.is_terminal:
+        console = Console(file=console.file, width=240, color_system=None)
+    for line in conditions(benchmark):
+        console.print(line, markup=False, highlight=False)
+    console.print()
+    console.print(build_table(benchmark, plain=not console.is_terminal))
+    notes = footnotes(benchmark)
+    if notes:
+        console.print()
+    for line in notes:
+        console.print(line, markup=False, highlight=False)
+
+
+def conditions(benchmark: Benchmark) -> list[str]:
+    """What was measured, on what."""
+    m, megabyte = benchmark.machine, 1e6
+    versions = ", ".join(f"{name} {version}" for name, version in m.versions.items())
+    load = "unknown" if m.load_average is None else f"{m.load_average:.2f}"
+    lines = [
+        f"{m.cpu}, {m.cores} cores, {m.threads} threads used; {m.system}; {versions}; load average {load} at the start",
+        f"memory read: {_best(m.bandwidth, 'GB/s')}; float32 matrix product: {_best(m.peak, 'GFLOP/s')}",
+        f"{benchmark.model.name}: {benchmark.model_bytes / megabyte:.1f} MB of tensors; minillm reads "
+        f"{benchmark.weight_bytes / megabyte:.1f} MB of weights a decode step, and "
+        f"{benchmark.kv_bytes_per_token / 1e3:.1f} KB of keys and values a token of context",
+        f"rounds: {benchmark.rounds}; shown are medians, and in brackets the lowest and highest; a ratio says how many "
+        "times as fast as the other (as small, for memory) minillm is",
+    ]
+    if m.is_busy:
+        lines.append("WARNING: the machine was busy when this began; quote no figure of it")
+    return lines
+
+
+def _best(spread: Spread, unit: str) -> str:
+    return f"{spread.high / 1e9:.1f} {unit} at best, {spread.median / 1e9:.1f} in the median"
+
+
+def build_table(benchmark: Benchmark, *, plain: bool) -> Table:
+    """A line a row, a column an engine."""
+    peers = [name for name in benchmark.versions if name != OURS.name]
+    table = Table(box=box.MARKDOWN if plain else box.SIMPLE_HEAD)
+    table.add_column("")
+    table.add_column(OURS.name, justify="right")
+    table.add_column("of the limit", justify="right")
+    for peer in peers:
+        table.add_column(peer, justify="right")
+        table.add_column("ratio", justify="right")
+    for result in benchmark.results:
+        cells = [result.row.title, _amount_cell(result, OURS.name), _limit_cell(result, benchmark)]
+        for peer in peers:
+            cells += [_amount_cell(result, peer), _ratio_cell(result, peer)]
+        table.add_row(*cells)
+    return table
+
+
+def _amount_cell(result: RowResult, engine: str) -> str:
+    if result.skipped:
+        return "skipped"
+    if engine in result.turns.failures:
+        return "failed"
+    amounts = result.turns.amounts.get(engine)
+    return format_amount(result.row, Spread.of(amounts).median) if amounts else NOTHING
+
+
+def _ratio_cell(result: RowResult, peer: str) -> str:
+    ratios = result.turns.ratios.get(peer)
+    if not ratios:
+        return NOTHING
+    spread = Spread.of(ratios)
+    return f"{spread.median:.2f} ({spread.low:.2f} to {spread.high:.2f})" if len(ratios) > 1 else f"{spread.median:.2f}"
+
+
+def _limit_cell(result: RowResult, benchmark: Benchmark) -> str:
+    amounts = result.turns.amounts.get(OURS.name)
+    if not amounts:
+        return NOTHING
+    amount = Spread.of(amounts).median
+    if result.row.group == "memory":
+        return f"{amount / benchmark.model_bytes:.1f} x the model"
+    if result.work is None:
+        return NOTHING
+    shares = limit_shares(result, benchmark.machine.roofline, amount)
+    return f"{shares['share']:.0%} of {shares['bound']}"
+
+
+def limit_shares(result: RowResult, roofline: Roofline, seconds: float) -> dict[str, Any]:
+    """How near `seconds` come to what the machine could do at best: shares are 1 at the limit."""
+    work = result.work
+    return {
+        "bound": roofline.bound(work),
+        "seconds": roofline.seconds(work),
+        "share": roofline.seconds(work) / seconds,
+        "memory_share": roofline.memory_seconds(work) / seconds,
+        "arithmetic_share": roofline.arithmetic_seconds(work) / seconds,
+        "bytes": work.num_bytes,
+        "flops": work.flops,
+    }
+
+
+def format_amount(row: Row, amount: float) -> str:
+    """Seconds as tokens a second where tokens are computed; else time, memory or a number, in fitting units."""
+    if row.tokens:
+        rate = row.tokens / amount
+        return f"{rate:,.0f} tokens/s" if rate >= 100 else f"{rate:.1f} tokens/s"
+    if row.group == "memory":
+        return f"{amount / 1e6:,.0f} MB"
+    if row.group == "exactness":
+        return f"{amount:.1e}"
+    return f"{amount:.2f} s" if amount >= 1 else f"{amount * 1e3:.0f} ms"
+
+
+def footnotes(benchmark: Benchmark) -> list[str]:
+    """What the table left out, and why."""
+    notes = [f"{name} not measured: {why}" for name, why in benchmark.not_measured.items()]
+    for result in benchmark.results:
+        if result.skipped:
+            notes.append(f"{result.row.name} skipped: {result.skipped}")
+        notes += [f"{result.row.name}, {name}: {why}" for name, why in result.turns.failures.items()]
+    return notes
+
+
+def to_json(benchmark: Benchmark) -> dict[str, Any]:
+    """All that was measured, in seconds, bytes and operations a second, single turns included."""
+    m = benchmark.machine
+    return {
+        "machine": {
+            "cpu": m.cpu,
+            "cores": m.cores,
+            "threads": m.threads,
+            "system": m.system,
+            "versions": m.versions,
+            "load_average": m.load_average,
+            "busy": m.is_busy,
+            "bandwidth": vars(m.bandwidth),
+            "peak": vars(m.peak),
+        },
+        "model": {
+            "name": benchmark.model.name,
+            "bytes": benchmark.model_bytes,
+            "weight_bytes": benchmark.weight_bytes,
+            "kv_bytes_per_token": benchmark.kv_bytes_per_token,
+        },
+        "rounds": benchmark.rounds,
+        "engines": benchmark.versions,
+        "not_measured": benchmark.not_measured,
+        "rows": [_row_to_json(result, m.roofline) for result in benchmark.results],
+    }
+
+
+def _row_to_json(result: RowResult, roofline: Roofline) -> dict[str, Any]:
+    def spreads(lists: dict[str, list[float]], detail: Callable[[float], dict[str, Any]] = lambda median: {}):
+        return {
+            name: vars(Spread.of(values)) | {"turns": values} | detail(Spread.of(values).median)
+            for name, values in lists.items()
+        }
+
+    def rate(median: float) -> dict[str, Any]:
+        return {"tokens_per_second": result.row.tokens / median} if result.row.tokens else {}
+
+    row = {"name": result.row.name, "amounts": spreads(result.turns.amounts, rate)}
+    row |= {"ratios": spreads(result.turns.ratios), "failures": result.turns.failures}
+    if result.skipped:
+        row["skipped"] = result.skipped
+    if result.work is not None and OURS.name in result.turns.amounts:
+        row["limit"] = limit_shares(result, roofline, Spread.of(result.turns.amounts[OURS.name]).median)
+    return row
