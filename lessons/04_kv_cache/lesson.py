@@ -8,6 +8,8 @@
 # pays for it in memory, which we count to the last byte. That memory, the KV cache, is what most of serving is about.
 
 # %%
+import textwrap
+
 import numpy as np
 
 from minillm import LLM, SamplingParams
@@ -66,13 +68,12 @@ ids = llm.encode(long)
 tokens = [llm.tokenizer.token_text(token_id) for token_id in ids]
 other_keys, _ = compute(long.replace("France", "Spain"))
 changed = (longer_keys != other_keys).any(axis=(1, 2))  # [L, T]
-print("        ", *(token.strip() for token in tokens))
+names = [token.strip() for token in tokens]
+print("layer  ", *names)
 for layer in (0, 1, 2, 29):
-    marks = (
-        "x".center(len(token.strip())) if flag else " " * len(token.strip())
-        for token, flag in zip(tokens, changed[layer], strict=True)
-    )
-    print(f"layer {layer:2}", *marks)
+    marks = ["x" if flag else "" for flag in changed[layer]]
+    print(f"{layer:5}  ", *(mark.center(len(name)) for mark, name in zip(marks, names, strict=True)))
+print("changed in all layers from 1 to 29, from the word on:", changed[1:, 3:].all())
 
 # %% [markdown]
 # In layer 0 a key depends on its own token alone. From layer 1 on, *every* later key has changed: attention has carried
@@ -84,7 +85,7 @@ for layer in (0, 1, 2, 29):
 # Here is the loop again, twice. The two differ in one line: where they start to compute.
 
 # %%
-prompt, max_tokens = llm.encode(short), 40
+prompt, max_tokens = llm.encode("Once upon a time,"), 40
 
 
 def generate(keep):
@@ -104,7 +105,7 @@ kept_ids, kept_scores, kept_work = generate(keep=True)
 again_ids, again_scores, again_work = generate(keep=False)
 print(f"tokens computed: {again_work} without a cache, {kept_work} with")
 print(f"scores that differ: {np.count_nonzero(kept_scores != again_scores)} of {kept_scores.size:,}")
-print(llm.tokenizer.decode(kept_ids))
+print(textwrap.fill(llm.tokenizer.decode(kept_ids), 100))
 
 # %% [markdown]
 # A twentieth of the work, and two million scores equal to the last bit. The first pass of the loop with the cache
@@ -136,11 +137,10 @@ def without_cache(n):
     return n * layer_flops(config) + head_flops(config) + n * (n + 1) // 2 * attention_flops(config)
 
 
-print("token    without a cache      with one    ratio")
+print("operations, millions: without a cache   with one   ratio")
 for n in (1, 10, 100, 1000, 8000):
-    print(
-        f"{n:5} {without_cache(n) / 1e6:14,.0f} M {with_cache(n) / 1e6:11,.0f} M {without_cache(n) / with_cache(n):8,.1f}"
-    )
+    again, once = without_cache(n), with_cache(n)
+    print(f"token {n:5} {again / 1e6:26,.0f} {once / 1e6:10,.0f} {again / once:7,.0f}")
 print(f"the 100th token costs {with_cache(100) / with_cache(1):.2f} times the first")
 
 # %%
@@ -159,8 +159,9 @@ if plt:
 
 # %% [markdown]
 # So that is the first answer. With a cache the hundredth token costs 3 % more than the first, because it looks at a
-# hundred tokens and not at one. Without, it costs 80 times as much. The line with the cache is not flat, though: after
-# a few thousand tokens looking back is most of the work, and each further token is dearer than the last.
+# hundred tokens and not at one. Without, it costs nearly 80 times as much. The line with the cache is
+# not flat, though: after a few thousand tokens looking back is most of the work, and each further token is dearer than
+# the last.
 
 # %% tags=["timing"]
 from time import perf_counter
@@ -198,12 +199,13 @@ first, second = [], []  # two sequences, growing by turns: their block tables
 for length in range(1, 10):
     cache.blocks.extend(first, length)
     cache.blocks.extend(second, length)
-print("block tables", first, "and", second, "->", cache)
+print("block tables", first, "and", second)
+print(cache)
 
 # %% [markdown]
-# Position `p` of a sequence lies in block `table[p // B]`, at offset `p % B`. Nine positions take three blocks, the last
-# of them nearly empty; what a sequence wastes is never more than a block. A batch turns tables into *slots*, the place
-# of each token in the pool, and each layer writes its keys and values there:
+# Position `p` of a sequence lies in block `table[p // B]`, at offset `p % B`. Nine positions take three blocks, the
+# last of them nearly empty; less than a block is wasted a sequence. A batch turns tables into *slots*, the place of
+# each token in the pool, and each layer writes its keys and values there:
 #
 # {{ source: minillm.ops.reference.write_kv }}
 #
@@ -218,8 +220,11 @@ print("slots of the batch:       ", batch.slots.tolist())
 print("slots that hold something:", np.flatnonzero(cache.values.any(axis=(1, 2, 4))).tolist())
 block, offset = divmod(int(batch.slots[5]), cache.block_size)
 print(f"token 5, {tokens[5]!r}, lies in block {block} at offset {offset}. Layer 0, head 0:")
-print("its key  ", cache.keys[block, 0, 0, :5, offset], "... and as computed", seen["layers.0.attention.k"][5, 0, :2])
-print("its value", cache.values[block, 0, 0, offset, :5], "... and as computed", seen["layers.0.attention.v"][5, 0, :2])
+key, value = cache.keys[block, 0, 0, :, offset], cache.values[block, 0, 0, offset, :]
+print(
+    "its key  ", key[:4].round(2), "... is what was computed:", np.array_equal(key, seen["layers.0.attention.k"][5, 0])
+)
+print("its value", value[:4].round(2), "... too:", np.array_equal(value, seen["layers.0.attention.v"][5, 0]))
 
 # %% [markdown]
 # Why is the key's offset last, and the value's not? Because of what attention reads one after the other. It multiplies
@@ -230,7 +235,8 @@ print("its value", cache.values[block, 0, 0, offset, :5], "... and as computed",
 #
 # {{ source: minillm.ops.reference.attention }}
 #
-# And the textbook's contiguous row is nothing special: it is one block, as long as the sequence. The scores cannot tell.
+# And the textbook's contiguous row is nothing special: it is one block, as long as the sequence. The scores cannot
+# tell.
 
 # %%
 whole = forward(nine, 0, KVCache.contiguous(config, length=9))
@@ -265,25 +271,24 @@ print(f"{llm.path.stat().st_size / ours:,.0f} tokens; its context is {config.con
 # with 16-bit numbers, which is how they are usually served:
 
 # %%
-models = {  # L, query heads, G, K: from each paper's table of sizes
+models = {  # L, H, G, K: from each paper's table of sizes
     "GPT-3 175B": (96, 96, 96, 128),
     "Llama 2 7B": (32, 32, 32, 128),
     "Llama 3.1 8B": (32, 32, 8, 128),
     "Llama 3.1 70B": (80, 64, 8, 128),
     "Llama 3.1 405B": (126, 128, 8, 128),
 }
-print("                layers  query heads  kv heads  KB a token  saved by sharing  GB for 8,192 tokens")
+print("                 L    H    G    K  KB a token  saved by sharing  8,192 tokens")
 for name, (layers, heads, kv_heads, head_dim) in models.items():
-    size = bytes_per_token(layers, kv_heads, head_dim, 2)
-    print(
-        f"{name:15} {layers:6} {heads:12} {kv_heads:9} {size / 1e3:11,.0f} {heads // kv_heads:16}x {size * 8192 / 1e9:19.1f}"
-    )
+    size, shared = bytes_per_token(layers, kv_heads, head_dim, 2), heads // kv_heads
+    row = f"{name:14} {layers:3} {heads:4} {kv_heads:4} {head_dim:4}"
+    print(f"{row} {size / 1e3:11,.0f} {shared:16}x {size * 8192 / 1e9:10.1f} GB")
 
 # %% [markdown]
 # (Sizes from [Brown et al. 2020](https://arxiv.org/abs/2005.14165), table 2.1; [Touvron et al.
 # 2023](https://arxiv.org/abs/2307.09288); [Llama 3, 2024](https://arxiv.org/abs/2407.21783), table 3.) A single text of
-# 8,192 tokens would have taken 39 GB beside GPT-3's weights. Llama 3.1 70B is nearly half as large a model, and takes a
-# fourteenth of that. The cache is one of the few things about serving that is decided before training.
+# 8,192 tokens would have taken 39 GB beside GPT-3's weights. Llama 3.1 70B is less than half as large a model, and
+# takes a fourteenth of that. The cache is one of the few things about serving that is decided before training.
 
 # %%
 if plt:
@@ -317,27 +322,16 @@ if plt:
 # %%
 params = SamplingParams(temperature=0.0, max_tokens=24, logprobs=True)
 questions = ("What is the capital of South Korea?", "And of Japan?", "Which of them is larger?")
-
-
-def talk():
-    """Ask all questions, one after another, in one conversation."""
-    messages, outputs = [], []
-    for question in questions:
-        messages.append({"role": "user", "content": question})
-        outputs.append(llm.chat(messages, params))
-        messages.append({"role": "assistant", "content": outputs[-1].text})
-    return outputs
-
-
+messages = []
 llm.reset_cache()
-conversation = talk()
 print("turn  prompt  found in the cache  computed  memory held")
-for turn, output in enumerate(conversation, start=1):
+for turn, question in enumerate(questions, start=1):
+    messages.append({"role": "user", "content": question})
+    output = llm.chat(messages, params)
+    messages.append({"role": "assistant", "content": output.text})
     metrics = output.metrics
-    computed = metrics.num_prompt_tokens - metrics.num_cached_tokens
-    print(
-        f"{turn:4} {metrics.num_prompt_tokens:7} {metrics.num_cached_tokens:19} {computed:9} {metrics.kv_bytes / 1e6:9.2f} MB"
-    )
+    found, computed = metrics.num_cached_tokens, metrics.num_prompt_tokens - metrics.num_cached_tokens
+    print(f"{turn:4} {metrics.num_prompt_tokens:7} {found:19} {computed:9} {metrics.kv_bytes / 1e6:9.2f} MB")
 
 # %% [markdown]
 # The prompts grow from turn to turn; what must be computed does not. Is the answer the same as one that was computed
@@ -345,10 +339,10 @@ for turn, output in enumerate(conversation, start=1):
 
 # %%
 llm.reset_cache()
-fresh = llm.generate(conversation[-1].prompt_token_ids, params)[0]
+fresh = llm.generate(output.prompt_token_ids, params)[0]
 print("found in the cache:", fresh.metrics.num_cached_tokens)
-print("same tokens:", fresh.token_ids == conversation[-1].token_ids)
-print("same log-probabilities, to the bit:", fresh.logprobs == conversation[-1].logprobs)
+print("same tokens:", fresh.token_ids == output.token_ids)
+print("same log-probabilities, to the bit:", fresh.logprobs == output.logprobs)
 
 # %% [markdown]
 # What counts is where two prompts first differ. Anything that changes from request to request (the time, a user's name,
@@ -360,19 +354,17 @@ from minillm.sequence import common_prefix
 document = "The KV cache holds a key and a value for every token, in every layer. " * 8
 asked = ("What does the cache hold?", "For which tokens?")
 one_token = SamplingParams(temperature=0.0, max_tokens=1)
-for label, layout in (
-    ("document, then question", "{document}{question}"),
-    ("question, then document", "{question} {document}"),
-):
-    prompts = [llm.encode(layout.format(document=document, question=question)) for question in asked]
+orders = {"document, then question": "{document}{question}", "question, then document": "{question} {document}"}
+for label, order in orders.items():
+    prompts = [llm.encode(order.format(document=document, question=question)) for question in asked]
     llm.reset_cache()
-    metrics = [output.metrics for output in llm.generate(prompts, one_token)]
+    metrics = [llm.generate(prompt, one_token)[0].metrics for prompt in prompts]
     counted = " and ".join(str(m.num_prompt_tokens - m.num_cached_tokens) for m in metrics)
     print(f"{label}: {common_prefix(*prompts)} tokens in common; computed {counted}")
 
 # %% [markdown]
-# The same words, in another order, for a fraction of the price. Here `LLM` compares a prompt with the request before
-# it; a server looks for the longest beginning it has seen from anyone.
+# The same words, in another order, for a fraction of the price. A server goes further, and looks for the longest
+# beginning that it has seen from *anyone*: lesson 8.
 #
 # ## What production systems do differently
 #
@@ -381,7 +373,7 @@ for label, layout in (
 #   the cache. It finds common beginnings by [hashing each block together with all before
 #   it](https://docs.vllm.ai/en/latest/design/prefix_caching/); SGLang keeps them in a [radix
 #   tree](https://arxiv.org/abs/2312.07104). APIs pass part of the saving on, and bill prompt tokens that were found in
-#   the cache at [a fraction](https://api-docs.deepseek.com/guides/kv_cache) of the price.
+#   the cache at [a fraction](https://api-docs.deepseek.com/news/news0802) of the price.
 # - **Fewer bits.** 16 bits a number are usual, and [8-bit
 #   caches](https://docs.vllm.ai/en/latest/features/quantization/quantized_kvcache/) common;
 #   [KIVI](https://arxiv.org/abs/2402.02750) goes to two. Half the bytes are twice the users.
