@@ -23,14 +23,16 @@ class QuantizedMatrix:
 
     Attributes
     ----------
-    codes : int8 [O, I/Q, Q]
+    codes : int8 [O, I/Q, Q]; of four bits: -8 to 7, or with minimums 0 to 15
     scales : float32 [O, I/Q]
     minimums : float32 [O, I/Q], or None where the type is symmetric around zero
+    bits : 4 or 8, how many a code needs
     """
 
     codes: np.ndarray
     scales: np.ndarray
     minimums: np.ndarray | None = None
+    bits: int = 8
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -59,7 +61,7 @@ class QuantizedMatrix:
         outputs, inputs = self.shape
         kind = "scale" if self.minimums is None else "scale and minimum"
         return (
-            f"QuantizedMatrix({outputs} x {inputs}, a {kind} per {self.block_size} inputs, "
+            f"QuantizedMatrix({outputs} x {inputs}, {self.bits} bits, a {kind} per {self.block_size} inputs, "
             f"{self.num_bytes / 1e6:.1f} MB)"
         )
 
@@ -118,7 +120,7 @@ def _unpack_q8_0(blocks: np.ndarray) -> QuantizedMatrix:
 def _unpack_q4_0(blocks: np.ndarray) -> QuantizedMatrix:
     codes = unpack_nibbles(blocks["codes"])
     codes -= 8  # stored 0..15, meant -8..7
-    return QuantizedMatrix(codes, blocks["scale"].astype(np.float32))
+    return QuantizedMatrix(codes, blocks["scale"].astype(np.float32), bits=4)
 
 
 def _unpack_q4_1(blocks: np.ndarray) -> QuantizedMatrix:
@@ -126,6 +128,7 @@ def _unpack_q4_1(blocks: np.ndarray) -> QuantizedMatrix:
         unpack_nibbles(blocks["codes"]),
         blocks["scale"].astype(np.float32),
         blocks["minimum"].astype(np.float32),
+        bits=4,
     )
 
 

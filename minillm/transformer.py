@@ -74,25 +74,32 @@ class Transformer:
         self.frequencies = ops.as_vector(rope_frequencies(config))
         self.embedding = ops.as_matrix(load("embedding.weight"))
         self.layers = [self._load_layer(f"layers.{index}", load) for index in range(config.num_layers)]
+        self.fused_layers = [ops.fuse(layer, config.norm_eps) for layer in self.layers]
         self.final_norm = ops.as_vector(load("final_norm.weight"))
         self.head = self.embedding if config.tie_embeddings else ops.as_matrix(load("head.weight"))
 
     def _load_layer(self, layer: str, load: Callable[[str], Any]) -> Layer:
-        def linear(name: str, has_bias: bool) -> Linear:
-            weight = self.ops.as_matrix(load(f"{layer}.{name}.weight"))
-            return Linear(weight, self.ops.as_vector(load(f"{layer}.{name}.bias")) if has_bias else None)
+        def linears(*names: str, has_bias: bool) -> list[Linear]:
+            """Matrices that are multiplied with the same vectors, so that a backend may lay them side by side."""
+            matrices = self.ops.as_matrices([load(f"{layer}.{name}.weight") for name in names])
+            biases = [self.ops.as_vector(load(f"{layer}.{name}.bias")) if has_bias else None for name in names]
+            return [Linear(matrix, bias) for matrix, bias in zip(matrices, biases, strict=True)]
 
         attention_bias, mlp_bias = self.config.attention_bias, self.config.mlp_bias
+        q, k, v = linears("attention.q", "attention.k", "attention.v", has_bias=attention_bias)
+        (output,) = linears("attention.output", has_bias=attention_bias)
+        gate, up = linears("mlp.gate", "mlp.up", has_bias=mlp_bias)
+        (down,) = linears("mlp.down", has_bias=mlp_bias)
         return Layer(
             attention_norm=self.ops.as_vector(load(f"{layer}.attention_norm.weight")),
-            q=linear("attention.q", attention_bias),
-            k=linear("attention.k", attention_bias),
-            v=linear("attention.v", attention_bias),
-            output=linear("attention.output", attention_bias),
+            q=q,
+            k=k,
+            v=v,
+            output=output,
             mlp_norm=self.ops.as_vector(load(f"{layer}.mlp_norm.weight")),
-            gate=linear("mlp.gate", mlp_bias),
-            up=linear("mlp.up", mlp_bias),
-            down=linear("mlp.down", mlp_bias),
+            gate=gate,
+            up=up,
+            down=down,
         )
 
     def forward(
@@ -126,15 +133,11 @@ class Transformer:
         angles = ops.rotary_angles(batch.positions, self.frequencies)
         x = ops.embed(batch.token_ids, self.embedding)  # [T, D], and so it stays through all layers
         probe("embedding", x)
-        for index, layer in enumerate(self.layers):
-            name = f"layers.{index}"
-            normed = ops.rms_norm(x, layer.attention_norm, self.config.norm_eps)
-            probe(f"{name}.attention_norm", normed)
-            x = x + self._attention(normed, index, angles, batch, kv_cache, probe)
-            normed = ops.rms_norm(x, layer.mlp_norm, self.config.norm_eps)
-            probe(f"{name}.mlp_norm", normed)
-            x = x + self._mlp(normed, index, probe)
-            probe(name, x)
+        for index, fused in enumerate(self.fused_layers):
+            if fused and probe is no_probe:
+                x = fused(x, angles, batch, kv_cache, index)
+            else:
+                x = self._layer(x, angles, batch, kv_cache, index, probe)
         if not every_token:
             x = x[batch.query_starts[1:] - 1, :]  # the last token of each chunk
         x = ops.rms_norm(x, self.final_norm, self.config.norm_eps)
@@ -143,8 +146,22 @@ class Transformer:
         probe("logits", logits)
         return logits
 
+    def _layer(
+        self, x: Array, angles: tuple[Array, Array], batch: Batch, kv_cache: KVCache, index: int, probe: Probe
+    ) -> Array:
+        """One layer: [T, D] -> [T, D]. A backend may bring the same, to the bit, in one compiled piece (`ops.fuse`)."""
+        layer, eps, name = self.layers[index], self.config.norm_eps, f"layers.{index}"
+        normed = self.ops.rms_norm(x, layer.attention_norm, eps)
+        probe(f"{name}.attention_norm", normed)
+        x = x + self._attention(normed, angles, batch, kv_cache, index, probe)
+        normed = self.ops.rms_norm(x, layer.mlp_norm, eps)
+        probe(f"{name}.mlp_norm", normed)
+        x = x + self._mlp(normed, index, probe)
+        probe(name, x)
+        return x
+
     def _attention(
-        self, x: Array, index: int, angles: tuple[Array, Array], batch: Batch, kv_cache: KVCache, probe: Probe
+        self, x: Array, angles: tuple[Array, Array], batch: Batch, kv_cache: KVCache, index: int, probe: Probe
     ) -> Array:
         """What each token gathers from those before it: [T, D] -> [T, D]. Writes the step's keys and values."""
         ops, layer, name = self.ops, self.layers[index], f"layers.{index}.attention"
@@ -181,9 +198,9 @@ class Transformer:
         """Bytes of the weights that a decode step reads: all, but for an embedding that is not the head, too."""
         linears = [linear for layer in self.layers for linear in vars(layer).values() if isinstance(linear, Linear)]
         vectors = [self.final_norm] + [norm for layer in self.layers for norm in (layer.attention_norm, layer.mlp_norm)]
-        biases = [linear.bias for linear in linears if linear.bias is not None]
+        vectors += [linear.bias for linear in linears if linear.bias is not None]
         matrices = [self.head] + [linear.weight for linear in linears]
-        return sum(map(_num_bytes, vectors + biases + matrices))
+        return sum(vector.nbytes for vector in vectors) + sum(map(self.ops.num_bytes, matrices))
 
     def __repr__(self):
         c = self.config
@@ -191,13 +208,6 @@ class Transformer:
             f"Transformer({c.architecture}, {c.num_layers} layers, hidden {c.hidden_size}, {c.num_heads} query heads "
             f"on {c.num_kv_heads} kv heads of {c.head_dim}, vocabulary {c.vocab_size}, {self.ops.__name__})"
         )
-
-
-def _num_bytes(weights: Any) -> int:
-    """Bytes of an array, or of the arrays that a backend's matrix is made of."""
-    if hasattr(weights, "nbytes"):
-        return weights.nbytes
-    return sum(part.nbytes for part in vars(weights).values() if hasattr(part, "nbytes"))
 
 
 def rope_frequencies(config: ModelConfig) -> np.ndarray:

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-# Before anything loads OpenMP: PyTorch's threads, too, should sleep rather than spin (see minillm/ops/jit.py).
+# Before anything loads OpenMP: PyTorch's threads, too, should sleep rather than spin; see ops/jit/compiling.py.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's have no such setting, and would spin against them
 

@@ -1,7 +1,9 @@
 """Starting a process: kernels are compiled once, said so, and never again; a debugger stops where a reader wants."""
 
+import importlib
 import inspect
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +11,10 @@ from pathlib import Path
 import pytest
 from builders import random_llama, write_gguf
 
-from minillm.ops import jit, reference
+from minillm.ops import reference
 
 ROOT = Path(__file__).parent.parent
+kernels = importlib.import_module("minillm.ops.jit.attention")  # the package has a function of that name
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +71,32 @@ def test_kernels_are_compiled_once_and_before_the_first_request(model_file, tmp_
     assert runs[1].stderr == ""
 
 
+ONE_KERNEL = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import numpy as np
+from minillm.ops import jit
+jit.rms_norm(np.ones((1, 2), np.float32), np.ones(2, np.float32), 1e-5)
+print(jit.__file__, sum(jit.rms_norm.stats.cache_hits.values()))
+"""
+
+
+def test_a_kernel_is_compiled_anew_when_a_file_that_it_may_call_into_changes(tmp_path):
+    shutil.copytree(ROOT / "minillm", tmp_path / "minillm", ignore=shutil.ignore_patterns("__pycache__"))
+    script = tmp_path / "one_kernel.py"
+    script.write_text(ONE_KERNEL, encoding="utf-8")
+
+    def hits():
+        file, count = run(script, tmp_path).stdout.rsplit(maxsplit=1)
+        assert file.startswith(str(tmp_path))
+        return int(count)
+
+    assert [hits(), hits()] == [0, 1]
+    with open(tmp_path / "minillm" / "ops" / "jit" / "tiles.py", "a", encoding="utf-8") as another:
+        another.write("# changed\n")
+    assert [hits(), hits()] == [0, 1]
+
+
 def line_of(function, text):
     """Where in its file a line of the function stands."""
     lines, first = inspect.getsourcelines(getattr(function, "py_func", function))
@@ -76,9 +105,9 @@ def line_of(function, text):
 
 @pytest.mark.parametrize(
     ("environment", "options", "stop", "shape"),
-    [  # the first pass is the warm-up's, of two tokens: four heads of both at once, or one head of the first
+    [  # the first pass is the warm-up's, of two tokens: four heads of both at once, or a tile of 64 keys
         ({}, ["--backend", "numpy"], (reference.attend, "weights = softmax"), (4, 2, 2)),
-        ({"NUMBA_DISABLE_JIT": "1"}, [], (jit._attention, "largest = scores[0]"), (1,)),
+        ({"NUMBA_DISABLE_JIT": "1"}, [], (kernels._take_in, "fade = exp"), (64,)),
     ],
     ids=["numpy", "jit off"],
 )

@@ -4,6 +4,7 @@ A backend is a module with these functions; `reference` defines what each comput
 library, and `jit` computes the same as compiled loops. Whoever reads `reference` knows what all of them do.
 
     as_vector(values), as_matrix(weights)                    weights in the form the backend likes
+    as_matrices(weights)                                     the same of several with the same inputs
     embed(token_ids, matrix)                                 [T] -> [T, D]
     linear(x, matrix, bias)                                  [T, I] -> [T, O]
     rms_norm(x, weight, eps)                                 [T, D] -> [T, D]
@@ -12,7 +13,9 @@ library, and `jit` computes the same as compiled loops. Whoever reads `reference
     write_kv(keys, values, ..., layer, slots)                [T, G, K] twice -> into the KV cache
     attention(queries, ..., layer, positions, ...)           [T, H, K] -> [T, H, K], over the KV cache
     swiglu(gate, up)                                         [T, F] -> [T, F]
+    num_bytes(matrix)                                        that reading it moves
     to_numpy(array)                                          whatever the backend computes with -> NumPy
+    fuse(layer, eps)                                         a faster way through a whole layer, or None
     set_num_threads(threads)                                 None: as many as there are
     announcing_compilation(announce)                         a context: says so when something must be compiled
 """

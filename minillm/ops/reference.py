@@ -10,7 +10,7 @@ key/value heads, `K` head_dim, `B` block size, `N` blocks. A matrix turns `I` in
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -32,6 +32,16 @@ def as_matrix(weights: np.ndarray | QuantizedMatrix, xp=np) -> Array:
         weights = weights.dequantize()
     # A file's own pages are copied: if the file were cut short while in use, reading them would kill the process.
     return xp.asarray(np.require(weights, np.float32, ["C", "W"]))
+
+
+def as_matrices(weights: Sequence[np.ndarray | QuantizedMatrix], xp=np) -> list[Array]:
+    """`as_matrix` of several that will be multiplied with the same vectors."""
+    return [as_matrix(matrix, xp) for matrix in weights]
+
+
+def num_bytes(matrix: Array) -> int:
+    """Bytes that reading the whole matrix moves."""
+    return matrix.nbytes
 
 
 def to_numpy(array: Array) -> np.ndarray:
@@ -177,6 +187,10 @@ def attend(queries: Array, keys: Array, values: Array, positions: Array) -> Arra
     visible = xp.arange(keys.shape[1])[None, :] <= positions[:, None]  # itself and what came before
     weights = softmax(xp.where(visible, scores, xp.asarray(-math.inf, dtype=scores.dtype)))  # [H, n, m]
     return xp.permute_dims(weights @ values, (1, 0, 2))
+
+
+def fuse(layer: Any, eps: float) -> None:
+    """No faster way through a layer than operation by operation."""
 
 
 def set_num_threads(threads: int | None) -> None:

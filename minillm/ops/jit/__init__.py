@@ -1,0 +1,39 @@
+"""The operations as compiled loops (Numba): the default on a CPU.
+
+    tiles.py       weights laid out for SIMD, in four forms
+    products.py    matrix products, for one row and for many
+    attention.py   attention over the paged cache
+    layer.py       a whole layer in one call
+    pointwise.py   embedding, norm, rotary embedding, activation
+    compiling.py   how all of these are compiled, and on how many threads they run
+
+Why the bits never depend on the batch: every number that comes out is a sum taken in one fixed order, SIMD lanes run
+across outputs and never across the terms of a sum, and the compiler is not allowed to reorder any.
+"""
+
+from minillm.ops.jit.attention import attention, write_kv
+from minillm.ops.jit.compiling import announcing_compilation, set_num_threads
+from minillm.ops.jit.layer import fuse
+from minillm.ops.jit.pointwise import embed, rms_norm, rotary_angles, rotate, swiglu
+from minillm.ops.jit.products import linear
+from minillm.ops.jit.tiles import as_matrices, as_matrix, as_vector, dequantize, num_bytes, to_numpy
+
+__all__ = [
+    "announcing_compilation",
+    "as_matrices",
+    "as_matrix",
+    "as_vector",
+    "attention",
+    "dequantize",
+    "embed",
+    "fuse",
+    "linear",
+    "num_bytes",
+    "rms_norm",
+    "rotary_angles",
+    "rotate",
+    "set_num_threads",
+    "swiglu",
+    "to_numpy",
+    "write_kv",
+]

@@ -1,0 +1,136 @@
+"""The operations that treat every row, or every number, by itself: embedding, norm, rotary embedding, activation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import prange
+
+from minillm.ops.jit.compiling import compiled, compiled_parallel, inlined
+from minillm.ops.jit.tiles import LANES, TiledMatrix, weight
+
+EXP_LANES = 64  # numbers `exp` is taken of at once: a loop of fixed length becomes SIMD without a remainder
+
+# exp(x) = 2^n * exp(r) with r = x - n * log(2) between -0.35 and 0.35, where a polynomial of degree 6 is exact to a
+# float32's last bit or two (Cephes' expf, Moshier 1992). log(2) is taken off in two parts, the first of so few bits
+# that n times it is exact.
+LOG2_E = np.float32(1.44269504)
+LOG_2_HIGH, LOG_2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
+
+
+@inlined
+def exp(x):
+    """e^x for x <= 0 (below -87: e^-87, about 1e-38). The C library's is no SIMD; this is, and 2.5 times as fast."""
+    x = max(x, np.float32(-87))
+    n = np.floor(x * LOG2_E + np.float32(0.5))
+    r = x - n * LOG_2_HIGH
+    r = r - n * LOG_2_LOW
+    p = np.float32(1.9875691500e-4)
+    p = p * r + np.float32(1.3981999507e-3)
+    p = p * r + np.float32(8.3334519073e-3)
+    p = p * r + np.float32(4.1665795894e-2)
+    p = p * r + np.float32(1.6666665459e-1)
+    p = p * r + np.float32(5.0000001201e-1)
+    p = p * (r * r) + r
+    p = p + np.float32(1)
+    return p * np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
+
+
+def embed(token_ids: np.ndarray, matrix: TiledMatrix) -> np.ndarray:
+    """Row `token_ids[t]` of the embedding matrix [V, D] for every token: [T, D]."""
+    return _embed(token_ids, matrix)
+
+
+@compiled
+def _embed(token_ids, matrix):
+    """A token's row is one lane of its tile."""
+    rows = np.empty((len(token_ids), matrix.num_inputs), np.float32)
+    for t in range(rows.shape[0]):
+        tile, lane = divmod(token_ids[t], LANES)
+        for i in range(rows.shape[1]):
+            block, k = divmod(i, matrix.block_size)
+            value = weight(matrix.codes, matrix.zero, tile, block, k // 8, k % 8, lane)
+            if len(matrix.scales):
+                value *= matrix.scales[tile, block, lane]
+            if len(matrix.minimums):
+                value += matrix.minimums[tile, block, lane]
+            rows[t, i] = value
+    return rows
+
+
+@compiled
+def rms_norm(x, weight, eps):
+    """Scale every row of [T, D] to a root mean square of one, then by `weight`."""
+    normed = np.empty_like(x)
+    rows, hidden = x.shape
+    for row in range(rows):
+        squares = np.float32(0)
+        for i in range(hidden):
+            squares += x[row, i] * x[row, i]
+        scale = np.float32(1) / np.float32(math.sqrt(squares / np.float32(hidden) + np.float32(eps)))
+        for i in range(hidden):
+            normed[row, i] = x[row, i] * scale * weight[i]
+    return normed
+
+
+@compiled
+def rotary_angles(positions, frequencies):
+    """Cosines and sines [T, K/2] of the angles `position * frequency` that rotary embedding turns by."""
+    cosines = np.empty((len(positions), len(frequencies)), np.float32)
+    sines = np.empty_like(cosines)
+    for t in range(len(positions)):
+        for i in range(len(frequencies)):
+            angle = np.float32(positions[t]) * frequencies[i]
+            cosines[t, i] = math.cos(angle)
+            sines[t, i] = math.sin(angle)
+    return cosines, sines
+
+
+@compiled
+def rotate(heads, cosines, sines):
+    """Rotary position embedding: turn pair (i, i + K/2) of every head [T, H, K] by its angle."""
+    rotated = np.empty_like(heads)
+    tokens, num_heads, head_dim = heads.shape
+    half = head_dim // 2
+    for t in range(tokens):
+        for h in range(num_heads):
+            for i in range(half):
+                first, second = heads[t, h, i], heads[t, h, i + half]
+                rotated[t, h, i] = first * cosines[t, i] - second * sines[t, i]
+                rotated[t, h, i + half] = second * cosines[t, i] + first * sines[t, i]
+    return rotated
+
+
+@compiled
+def swiglu(gate, up):
+    """The gated activation of the feed-forward layer, `silu(gate) * up`: [T, F] twice -> [T, F]."""
+    gated = np.empty_like(gate)
+    if len(gate) == 1:  # not worth waking a thread for
+        _swiglu_row(gate, up, gated, 0)
+    else:
+        _swiglu_rows(gate, up, gated)
+    return gated
+
+
+@compiled_parallel
+def _swiglu_rows(gate, up, gated):
+    for row in prange(len(gate)):
+        _swiglu_row(gate, up, gated, row)
+
+
+@compiled
+def _swiglu_row(gate, up, gated, row):
+    features = gate.shape[1]
+    whole = features - features % EXP_LANES
+    for first in range(0, whole, EXP_LANES):
+        for lane in range(EXP_LANES):
+            gated[row, first + lane] = _silu(gate[row, first + lane]) * up[row, first + lane]
+    for i in range(whole, features):
+        gated[row, i] = _silu(gate[row, i]) * up[row, i]
+
+
+@inlined
+def _silu(x):
+    e = exp(-abs(x))  # at most 1: exp of a large number would overflow
+    return x * (np.float32(1) if x >= 0 else e) / (np.float32(1) + e)
