@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -19,11 +20,12 @@ import numpy as np
 from minillm import catalog
 from minillm.batch import Batch, Chunk
 from minillm.catalog import Report
-from minillm.checkpoints import open_checkpoint
+from minillm.checkpoints import Checkpoint, open_checkpoint
 from minillm.checks import check_integer
-from minillm.errors import CapacityError, RequestError
+from minillm.errors import CapacityError, CheckpointError, RequestError
 from minillm.kv_cache import KVCache
 from minillm.ops import backend as find_backend
+from minillm.quantization import QuantizedMatrix, quantize
 from minillm.sampling import SamplingParams, sample
 from minillm.sequence import Sequence, common_prefix
 from minillm.stopping import StopMatcher
@@ -36,6 +38,8 @@ Message = Mapping[str, str]  # {"role": "user", "content": "..."}
 # A prompt is computed in pieces of at most so many tokens. It bounds the memory for intermediate results;
 # the result's bits are the same for any number.
 PREFILL_CHUNK = 512
+
+WEIGHTS = {None: None, "int8": 8, "int4": 4}  # what LLM's `weights` may be: bits that float matrices are rounded to
 
 # Positions the KV cache has room for unless told otherwise: a model made for 131,072 would ask for gigabytes.
 DEFAULT_CONTEXT_LENGTH = 8192
@@ -96,6 +100,8 @@ class LLM:
         None is the default model, SmolLM2-135M-Instruct, fetched once.
     backend : "numba" (compiled, the default) or "numpy" (also called "reference").
     threads : cores to use; None for all. Never changes a result. Only for "numba".
+    weights : "int8" or "int4" rounds matrices that the file holds as floats to so many bits as they are loaded; None
+        leaves all weights as they are.
     context_length : positions to have room for; None for the model's own, at most DEFAULT_CONTEXT_LENGTH.
     block_size : positions a block of the KV cache holds.
     report : where progress is told (fetching, compiling); None for stderr.
@@ -129,10 +135,13 @@ class LLM:
         *,
         backend: str = "numba",
         threads: int | None = None,
+        weights: str | None = None,
         context_length: int | None = None,
         block_size: int = 16,
         report: Report | None = None,
     ):
+        if weights not in WEIGHTS:
+            raise ValueError(f"weights is {weights!r}; it can be {', '.join(map(repr, WEIGHTS))}")
         report = report or Report()
         self.ops = find_backend(backend)
         self.threads = None if threads is None else check_integer("threads", threads, 1)
@@ -149,7 +158,7 @@ class LLM:
         self._in_use = threading.Lock()
         self._process = os.getpid()
         with self.ops.announcing_compilation(report.line):
-            self.transformer = Transformer(self.config, lambda name: checkpoint.tensors[name].read(), self.ops)
+            self.transformer = Transformer(self.config, partial(_load, checkpoint, WEIGHTS[weights]), self.ops)
             self.kv_cache = self._make_cache(block_size)
             self._warm_up()
 
@@ -376,6 +385,18 @@ class _AnswerText:
         if self._decoder is None:
             return ""
         return self._matcher.push(self._decoder.finish()) + self._matcher.finish()
+
+
+def _load(checkpoint: Checkpoint, bits: int | None, name: str) -> np.ndarray | QuantizedMatrix:
+    """A tensor of the checkpoint; a float matrix is rounded to `bits`, if asked for and its rows are whole blocks."""
+    tensor = checkpoint.tensors[name].read()
+    if bits is None or isinstance(tensor, QuantizedMatrix) or tensor.ndim != 2 or tensor.shape[1] % 32:
+        return tensor
+    try:
+        return quantize(tensor, bits)
+    except ValueError as error:
+        stored = checkpoint.tensors[name].name
+        raise CheckpointError(f"{checkpoint.path}: tensor {stored!r} cannot be quantized: {error}") from error
 
 
 def _check_params(params: SamplingParams | None) -> SamplingParams:

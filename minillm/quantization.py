@@ -66,6 +66,41 @@ class QuantizedMatrix:
         )
 
 
+def quantize(matrix: np.ndarray, bits: int, block_size: int = 32) -> QuantizedMatrix:
+    """Round a float matrix to 8 or 4 bits a weight, a block of neighbouring inputs at a time.
+
+    8 bits are symmetric: the largest weight of a block, by magnitude, becomes 127 or -127, and none is off by more than
+    half a scale. 4 bits need all they have: the block's smallest weight becomes 0 and its largest 15.
+
+    Parameters
+    ----------
+    matrix : float32 [O, I], I a multiple of `block_size`
+    bits : 8 or 4
+
+    Raises
+    ------
+    ValueError
+        `bits` is neither, I is no multiple of the block, or a weight is not finite.
+    """
+    outputs, inputs = matrix.shape
+    if bits not in (4, 8):
+        raise ValueError(f"bits is {bits}; weights are quantized to 4 or 8")
+    if inputs % block_size:
+        raise ValueError(f"rows of {inputs} weights do not divide into blocks of {block_size}")
+    if not np.isfinite(matrix).all():
+        raise ValueError("the matrix holds NaN or infinity, which no code stands for")
+    blocks = np.asarray(matrix, np.float32).reshape(outputs, inputs // block_size, block_size)
+    minimums = blocks.min(axis=2) if bits == 4 else None
+    if bits == 4:
+        scales = (blocks.max(axis=2) - minimums) / np.float32(15)
+        blocks = blocks - minimums[:, :, None]
+    else:
+        scales = np.abs(blocks).max(axis=2) / np.float32(127)
+    divisors = np.where(scales == 0, np.float32(1), scales)  # a block of equal weights has nothing to scale
+    codes = np.rint(blocks / divisors[:, :, None]).astype(np.int8)
+    return QuantizedMatrix(codes, scales, minimums, bits)
+
+
 @dataclass(frozen=True)
 class StorageType:
     """How one of GGUF's types lays values out: `block` describes the bytes of `block_size` neighbouring values."""

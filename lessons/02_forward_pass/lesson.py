@@ -188,6 +188,11 @@ print(x.shape, agrees(x, "layers.0"))
 #
 # {{ source: minillm.transformer.Transformer.forward }}
 #
+# {{ source: minillm.transformer.Transformer._layer }}
+#
+# (A *fused* layer is the same computation compiled in one piece, for speed; the reference backend has none, and with a
+# probe nobody uses it.)
+#
 # At the end, the *head* compares the last vector with every row of a matrix [V, D]. In this model that matrix is the
 # embedding again: the score of a token is how well the final vector points towards that token's own vector.
 

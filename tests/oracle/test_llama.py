@@ -177,6 +177,8 @@ def test_the_same_bits_in_any_chunks_and_any_company(tmp_path_factory, shape, se
         expected.append(alone[-1])
     together = transformer.forward(Batch.from_chunks(chunks, block_size), cache)
     np.testing.assert_array_equal(together, np.stack(expected))
+    watched = transformer.forward(Batch.from_chunks(chunks, block_size), cache, probe=lambda name, value: None)
+    np.testing.assert_array_equal(watched, together)  # a probe makes the readable pass run, not the fused one
 
 
 @settings(max_examples=150)
