@@ -73,34 +73,35 @@ class Transformer:
         self.ops = ops
         self.frequencies = ops.as_vector(rope_frequencies(config))
         self.embedding = ops.as_matrix(load("embedding.weight"))
-        self.layers = [self._load_layer(f"layers.{index}", load) for index in range(config.num_layers)]
+        self.layers = self._load_layers(load)
         self.fused_layers = [ops.fuse(layer, config.norm_eps) for layer in self.layers]
         self.final_norm = ops.as_vector(load("final_norm.weight"))
         self.head = self.embedding if config.tie_embeddings else ops.as_matrix(load("head.weight"))
 
-    def _load_layer(self, layer: str, load: Callable[[str], Any]) -> Layer:
-        def linears(*names: str, has_bias: bool) -> list[Linear]:
-            """Matrices that are multiplied with the same vectors, so that a backend may lay them side by side."""
-            matrices = self.ops.as_matrices([load(f"{layer}.{name}.weight") for name in names])
-            biases = [self.ops.as_vector(load(f"{layer}.{name}.bias")) if has_bias else None for name in names]
-            return [Linear(matrix, bias) for matrix, bias in zip(matrices, biases, strict=True)]
+    def _load_layers(self, load: Callable[[str], Any]) -> list[Layer]:
+        """All layers' weights. A projection is loaded for every layer before the next, so that a backend may lay them
+        end to end: those that are multiplied with the same vectors, and those of one layer after another."""
+        ops, count = self.ops, self.config.num_layers
+
+        def vectors(name: str) -> list[Array]:
+            return [ops.as_vector(load(f"layers.{index}.{name}.weight")) for index in range(count)]
+
+        def linears(*names: str, has_bias: bool) -> list[list[Linear]]:
+            stems = [f"layers.{index}.{name}" for index in range(count) for name in names]
+            matrices = ops.as_matrices(load(f"{stem}.weight") for stem in stems)
+            biases = [ops.as_vector(load(f"{stem}.bias")) if has_bias else None for stem in stems]
+            pairs = [Linear(matrix, bias) for matrix, bias in zip(matrices, biases, strict=True)]
+            return [pairs[first :: len(names)] for first in range(len(names))]
 
         attention_bias, mlp_bias = self.config.attention_bias, self.config.mlp_bias
-        q, k, v = linears("attention.q", "attention.k", "attention.v", has_bias=attention_bias)
-        (output,) = linears("attention.output", has_bias=attention_bias)
-        gate, up = linears("mlp.gate", "mlp.up", has_bias=mlp_bias)
-        (down,) = linears("mlp.down", has_bias=mlp_bias)
-        return Layer(
-            attention_norm=self.ops.as_vector(load(f"{layer}.attention_norm.weight")),
-            q=q,
-            k=k,
-            v=v,
-            output=output,
-            mlp_norm=self.ops.as_vector(load(f"{layer}.mlp_norm.weight")),
-            gate=gate,
-            up=up,
-            down=down,
+        parts = {"attention_norm": vectors("attention_norm"), "mlp_norm": vectors("mlp_norm")}
+        parts["q"], parts["k"], parts["v"] = linears(
+            "attention.q", "attention.k", "attention.v", has_bias=attention_bias
         )
+        (parts["output"],) = linears("attention.output", has_bias=attention_bias)
+        parts["gate"], parts["up"] = linears("mlp.gate", "mlp.up", has_bias=mlp_bias)
+        (parts["down"],) = linears("mlp.down", has_bias=mlp_bias)
+        return [Layer(**{name: part[index] for name, part in parts.items()}) for index in range(count)]
 
     def forward(
         self, batch: Batch, kv_cache: KVCache, *, every_token: bool = False, probe: Probe = no_probe

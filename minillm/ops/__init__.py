@@ -4,7 +4,7 @@ A backend is a module with these functions; `reference` defines what each comput
 library, and `jit` computes the same as compiled loops. Whoever reads `reference` knows what all of them do.
 
     as_vector(values), as_matrix(weights)                    weights in the form the backend likes
-    as_matrices(weights)                                     the same of several with the same inputs
+    as_matrices(weights)                                     the same of several, laid end to end if they can be
     embed(token_ids, matrix)                                 [T] -> [T, D]
     linear(x, matrix, bias)                                  [T, I] -> [T, O]
     rms_norm(x, weight, eps)                                 [T, D] -> [T, D]

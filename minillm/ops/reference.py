@@ -10,7 +10,7 @@ key/value heads, `K` head_dim, `B` block size, `N` blocks. A matrix turns `I` in
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -34,8 +34,8 @@ def as_matrix(weights: np.ndarray | QuantizedMatrix, xp=np) -> Array:
     return xp.asarray(np.require(weights, np.float32, ["C", "W"]))
 
 
-def as_matrices(weights: Sequence[np.ndarray | QuantizedMatrix], xp=np) -> list[Array]:
-    """`as_matrix` of several that will be multiplied with the same vectors."""
+def as_matrices(weights: Iterable[np.ndarray | QuantizedMatrix], xp=np) -> list[Array]:
+    """`as_matrix` of several."""
     return [as_matrix(matrix, xp) for matrix in weights]
 
 
