@@ -69,8 +69,9 @@ class QuantizedMatrix:
 def quantize(matrix: np.ndarray, bits: int, block_size: int = 32) -> QuantizedMatrix:
     """Round a float matrix to 8 or 4 bits a weight, a block of neighbouring inputs at a time.
 
-    8 bits are symmetric: the largest weight of a block, by magnitude, becomes 127 or -127, and none is off by more than
-    half a scale. 4 bits need all they have: the block's smallest weight becomes 0 and its largest 15.
+    8 bits are symmetric: the largest weight of a block, by magnitude, becomes 127 or -127. 4 bits need all they have:
+    the block's smallest weight becomes 0 and its largest 15. No weight is off by more than half a scale (but for
+    blocks of nothing but numbers under 1e-36, whose scale is itself rounded).
 
     Parameters
     ----------
@@ -80,7 +81,7 @@ def quantize(matrix: np.ndarray, bits: int, block_size: int = 32) -> QuantizedMa
     Raises
     ------
     ValueError
-        `bits` is neither, I is no multiple of the block, or a weight is not finite.
+        `bits` is neither, I is no multiple of the block, or a weight (or the span of a block) is not finite.
     """
     outputs, inputs = matrix.shape
     if bits not in (4, 8):
@@ -92,12 +93,16 @@ def quantize(matrix: np.ndarray, bits: int, block_size: int = 32) -> QuantizedMa
     blocks = np.asarray(matrix, np.float32).reshape(outputs, inputs // block_size, block_size)
     minimums = blocks.min(axis=2) if bits == 4 else None
     if bits == 4:
-        scales = (blocks.max(axis=2) - minimums) / np.float32(15)
-        blocks = blocks - minimums[:, :, None]
+        with np.errstate(over="ignore"):  # found below
+            scales = (blocks.max(axis=2) - minimums) / np.float32(15)
+            blocks = blocks - minimums[:, :, None]
     else:
         scales = np.abs(blocks).max(axis=2) / np.float32(127)
     divisors = np.where(scales == 0, np.float32(1), scales)  # a block of equal weights has nothing to scale
-    codes = np.rint(blocks / divisors[:, :, None]).astype(np.int8)
+    if not np.isfinite(scales).all():
+        raise ValueError("the span of a block's weights is more than float32 can hold")
+    lowest, highest = (0, 15) if bits == 4 else (-127, 127)
+    codes = np.clip(np.rint(blocks / divisors[:, :, None]), lowest, highest).astype(np.int8)
     return QuantizedMatrix(codes, scales, minimums, bits)
 
 

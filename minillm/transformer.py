@@ -196,7 +196,7 @@ class Transformer:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weights that a decode step reads: all, but for an embedding that is not the head, too."""
+        """Bytes of the weights that a decode step reads: all but the embedding, unless it is also the head."""
         linears = [linear for layer in self.layers for linear in vars(layer).values() if isinstance(linear, Linear)]
         vectors = [self.final_norm] + [norm for layer in self.layers for norm in (layer.attention_norm, layer.mlp_norm)]
         vectors += [linear.bias for linear in linears if linear.bias is not None]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from numba.core.dispatcher import Dispatcher
 
 from minillm.ops import BACKENDS, backend, jit, reference
+from minillm.ops.jit.tiles import joined
 from minillm.quantization import QuantizedMatrix
 
 TOLERANCE = 2e-5  # of the output's scale
@@ -27,13 +28,21 @@ def randoms(seed, *shapes):
     return [rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
 
 
-def quantized(seed, outputs, blocks, block_size, with_minimum):
+def quantized(seed, outputs, blocks, block_size, with_minimum, bits=None):
     rng = np.random.default_rng(seed)
+    bits = bits or int(rng.choice([4, 8]))
+    low, high = (-128, 128) if bits == 8 else (0, 16) if with_minimum else (-8, 8)
     return QuantizedMatrix(
-        rng.integers(-128, 128, (outputs, blocks, block_size), dtype=np.int8),
+        rng.integers(low, high, (outputs, blocks, block_size), dtype=np.int8),
         rng.standard_normal((outputs, blocks), dtype=np.float32),
         rng.standard_normal((outputs, blocks), dtype=np.float32) if with_minimum else None,
+        bits,
     )
+
+
+def as_bfloat16(values):
+    """The same numbers with what bfloat16 cannot hold cut off."""
+    return (values.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
 
 
 def assert_close(actual, expected, scale=None):
@@ -192,15 +201,16 @@ def paged_case(seed, lengths, chunk_lengths, kv_heads, group, head_dim, block_si
     return queries, keys, values, layer, np.array(positions, np.int32), starts, tables, sequences
 
 
-sequence_lengths = st.lists(
-    st.integers(1, 70).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n))), min_size=1, max_size=4
-)
+# Short ones of any chunk; and long ones, across the kernels' tiles and splits of the keys, of a few queries.
+short_lengths = st.integers(1, 70).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n)))
+long_lengths = st.tuples(st.sampled_from([127, 128, 129, 511, 512, 513, 1024, 1025, 1100]), st.integers(1, 20))
+sequence_lengths = st.lists(short_lengths | long_lengths, min_size=1, max_size=4)
 attention_shapes = {
     "seed": seeds,
     "lengths": sequence_lengths,
     "kv_heads": st.integers(1, 3),
     "group": st.integers(1, 3),
-    "head_dim": st.sampled_from([2, 6, 16, 64]),
+    "head_dim": st.sampled_from([2, 6, 16, 40, 64, 80]),
     "block_size": st.sampled_from([1, 3, 16, 128]),
 }
 
@@ -240,6 +250,65 @@ def test_write_kv_touches_its_slots_and_nothing_else(ops, seed, tokens, block_si
 # --- the same bits ------------------------------------------------------------------------------------------------
 
 
+FORMS = ["float32", "bfloat16", "8 bits", "8 bits, minimum", "4 bits", "4 bits, minimum"]
+
+
+def weights_of(form, seed, outputs, blocks):
+    (plain,) = randoms(seed, (outputs, blocks * 32))
+    if form == "float32":
+        return plain
+    if form == "bfloat16":
+        return as_bfloat16(plain)
+    return quantized(seed, outputs, blocks, 32, form.endswith("minimum"), int(form[0]))
+
+
+@given(seed=seeds, outputs=sizes, blocks=st.integers(1, 4), form=st.sampled_from(FORMS))
+def test_weights_of_every_form_come_back_and_stay_small(seed, outputs, blocks, form):
+    weights = weights_of(form, seed, outputs, blocks)
+    matrix = jit.as_matrix(weights)
+    expected = weights.dequantize() if isinstance(weights, QuantizedMatrix) else weights
+    np.testing.assert_array_equal(jit.dequantize(matrix), expected)
+    bits = {"float32": 32, "bfloat16": 16}.get(form) or int(form[0])
+    assert matrix.codes.nbytes * 8 == -(-outputs // 64) * 64 * blocks * 32 * bits
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_neighbours_are_multiplied_with_as_one(form):
+    (x,) = randoms(1, (3, 64))
+    parts = [weights_of(form, seed, outputs, 2) for seed, outputs in enumerate((70, 64, 3))]
+    matrices = jit.as_matrices(parts)
+    together = jit.linear(x, joined(matrices))
+    start = 0
+    for part, matrix in zip(parts, matrices, strict=True):
+        alone = jit.linear(x, jit.as_matrix(part))
+        np.testing.assert_array_equal(jit.linear(x, matrix), alone)
+        np.testing.assert_array_equal(together[:, start : start + matrix.num_outputs], alone)
+        start += -(-matrix.num_outputs // 64) * 64
+    assert joined(matrices[1:]).num_outputs == 128
+    other = "float32" if form != "float32" else "bfloat16"
+    assert joined(jit.as_matrices([parts[0], weights_of(other, 0, 5, 2)])) is None
+
+
+def test_a_matrix_without_outputs_and_rows_of_the_wrong_length():
+    empty = jit.as_matrix(quantized(0, 0, 2, 32, True))
+    assert jit.linear(np.ones((2, 64), np.float32), empty).shape == (2, 0)
+    for wrong in (63, 65):
+        with pytest.raises(ValueError, match=f"rows of {wrong} numbers do not fit a matrix of 64 inputs"):
+            jit.linear(np.ones((1, wrong), np.float32), jit.as_matrix(quantized(0, 5, 2, 32, True)))
+    with pytest.raises(ValueError, match="codes from 0 to 22 are not of 4 bits"):
+        jit.as_matrix(
+            QuantizedMatrix(np.arange(24, dtype=np.int8).reshape(1, 1, 24) % 23, np.ones((1, 1), np.float32), bits=4)
+        )
+
+
+def test_a_later_token_cannot_change_an_earlier_one_not_even_by_infinity():
+    *arguments, _ = paged_case(0, [6], [6], 1, 2, 16, 16)
+    finite = jit.attention(*arguments)
+    arguments[2][arguments[6][0, 0], arguments[3], :, 5] = np.inf  # the value of position 5
+    arguments[1][arguments[6][0, 0], arguments[3], :, :, 5] = np.nan  # and its key
+    np.testing.assert_array_equal(jit.attention(*arguments)[:5], finite[:5])
+
+
 def test_no_kernel_lets_the_compiler_reorder_a_sum():
     modules = [importlib.import_module(f"minillm.ops.jit.{info.name}") for info in pkgutil.iter_modules(jit.__path__)]
     kernels = {}
@@ -255,11 +324,10 @@ def test_blocks_that_the_kernels_cannot_take_are_refused():
         jit.as_matrix(quantized(0, 8, 2, 4, False))
 
 
-@given(seed=seeds, rows=st.integers(2, 23), outputs=sizes, blocks=st.integers(1, 6), form=st.integers(0, 2))
+@given(seed=seeds, rows=st.integers(2, 23), outputs=sizes, blocks=st.integers(1, 6), form=st.sampled_from(FORMS))
 def test_a_row_alone_and_among_others_has_the_same_bits(seed, rows, outputs, blocks, form):
     (x,) = randoms(seed, (rows, blocks * 32))
-    weights = quantized(seed, outputs, blocks, 32, form == 1)
-    matrix = jit.as_matrix(weights.dequantize() if form == 2 else weights)
+    matrix = jit.as_matrix(weights_of(form, seed, outputs, blocks))
     together = jit.linear(x, matrix)
     for row in range(rows):
         np.testing.assert_array_equal(jit.linear(x[row : row + 1], matrix)[0], together[row])
@@ -295,12 +363,14 @@ def test_threads_do_not_change_a_bit(seed, rows):
     (x,) = randoms(seed, (rows, 64))
     matrix = jit.as_matrix(quantized(seed, 500, 2, 32, True))
     products = []
+    *arguments, _ = paged_case(seed, [700, 30], [2, 30], 2, 3, 16, 16)
     for threads in (1, 2, numba.config.NUMBA_NUM_THREADS):
         jit.set_num_threads(threads)
-        products.append(jit.linear(x, matrix))
+        products.append((jit.linear(x, matrix), jit.attention(*arguments), jit.swiglu(x, x)))
     jit.set_num_threads(None)
     for other in products[1:]:
-        np.testing.assert_array_equal(products[0], other)
+        for left, right in zip(products[0], other, strict=True):
+            np.testing.assert_array_equal(left, right)
 
 
 @pytest.mark.parametrize("threads", [0, -1, 10_000])

@@ -35,6 +35,15 @@ def test_what_is_on_the_grid_stays_as_it_is(seed, scale):
     np.testing.assert_array_equal(quantize(constant, 4).dequantize(), constant)
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_numbers_almost_too_small_to_hold_keep_their_sign(bits):
+    matrix = np.full((1, 32), 190 * 2.0**-149, np.float32)
+    matrix[0, 0] = 0
+    restored = quantize(matrix, bits).dequantize()
+    assert (restored >= 0).all()
+    assert (restored <= 2 * matrix.max()).all()
+
+
 @pytest.mark.parametrize(
     ("matrix", "bits", "message"),
     [
@@ -42,6 +51,7 @@ def test_what_is_on_the_grid_stays_as_it_is(seed, scale):
         (np.ones((2, 40)), 8, "rows of 40 weights do not divide into blocks of 32"),
         (np.full((2, 32), np.nan), 8, "NaN or infinity"),
         (np.full((2, 32), np.inf), 4, "NaN or infinity"),
+        (np.where(np.arange(64).reshape(2, 32) % 2, 3e38, -3e38), 4, "span of a block's weights is more than float32"),
     ],
 )
 def test_what_cannot_be_quantized(matrix, bits, message):

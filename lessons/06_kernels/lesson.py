@@ -5,8 +5,8 @@
 #
 # Nearly all of a model's work is one operation: a matrix of weights times a vector. Lesson 5 showed that in decode it
 # can be no faster than the memory; lesson 4 relied on a promise, that its results are the same to the last bit however
-# many tokens are computed together. Here we write that operation, first in the obvious way, and change it until it is
-# what minillm runs. After each step we measure how fast it has become, and count the bits that it has changed.
+# many tokens are computed together. Here we write that operation in the obvious way, and change it until it is what
+# minillm runs. After each step we measure its speed, and count what it has changed in the bits.
 
 # %%
 from time import perf_counter
@@ -16,13 +16,18 @@ import numpy as np
 from numba import njit, prange
 
 from minillm import LLM
+from minillm.bench.engines.machine import read_all
+from minillm.checkpoints import open_checkpoint
+from minillm.ops.jit.compiling import OPTIONS
+from minillm.ops.jit.tiles import tile_rows
+from minillm.quantization import QuantizedMatrix
 
 llm = LLM()
 linear, as_matrix = llm.ops.linear, llm.ops.as_matrix
-O, I = 8192, 4096  # outputs, inputs
 random = np.random.default_rng(0)
-W = random.standard_normal((O, I), np.float32)
-x = random.standard_normal(I, np.float32)
+W = random.standard_normal((8192, 4096), np.float32)  # outputs, inputs
+x = random.standard_normal(4096, np.float32)
+outputs, inputs = W.shape
 
 # %% tags=["hidden"]
 try:
@@ -34,19 +39,17 @@ except ImportError:
 # %% [markdown]
 # ## The mark to reach
 #
-# How fast can memory be read? We let all cores read 268 MB, as in lesson 5. The same reading goes before every
-# measurement below, so that nothing of a matrix is left in a cache: decode finds its weights in memory, too, because
-# between two uses of a matrix all others were read.
+# How fast can memory be read? We let all cores read 268 MB, as in lesson 5. That reading also goes before every
+# measurement below, so that nothing of a matrix is left in a cache: in decode, all other matrices are read between two
+# uses of one.
 
 # %% tags=["timing"]
-from minillm.bench.engines.machine import read_all
-
 cores = numba.get_num_threads()
 elsewhere = np.ones((cores, 2**25 // cores), np.int64)
 sums = np.empty(cores, np.int64)
 
 
-def best_seconds(action, repeats=9):
+def best_seconds(action, repeats=15):
     """The quickest of a few runs, each on cold caches."""
     action()
     times = []
@@ -74,20 +77,16 @@ print(f"memory can be read at {bandwidth / 1e9:.1f} GB/s")
 measure("NumPy: W @ x", W.nbytes, lambda: W @ x)
 
 # %% [markdown]
-# NumPy hands the product to a BLAS, a library that experts have tuned for decades, and it has nothing left to gain:
-# with float32 weights, that is. Other weights it does not take. To get a quarter of the bytes through we must
-# write the loop ourselves.
+# NumPy hands the product to a BLAS, a library that experts have tuned for decades, which has nothing left to gain with
+# float32 weights. But it takes no others. To read a quarter of the bytes, we must write the loop ourselves.
 #
 # ## The loop
 #
-# [Numba](https://numba.pydata.org) compiles Python functions, through LLVM, when they are first called. We use the
-# options of minillm's own kernels. `prange` shares the outputs among the cores; which core computes an output makes no
-# difference to it.
+# [Numba](https://numba.pydata.org) compiles Python functions, through LLVM, when they are first called. Ours has the
+# options of minillm's own kernels; `prange` shares the outputs among the cores.
 
 # %%
-from minillm.ops.jit.compiling import OPTIONS
-
-print({name: sorted(value) if name == "fastmath" else value for name, value in OPTIONS.items()})
+print("fastmath:", sorted(OPTIONS["fastmath"]))
 in_order = OPTIONS | {"cache": False, "parallel": True}
 
 
@@ -100,7 +99,7 @@ def dot_products(W, x, y):
 
 
 plain = njit(**in_order)(dot_products)
-y_plain = np.empty(O, np.float32)
+y_plain = np.empty(outputs, np.float32)
 
 # %% tags=["timing"]
 measure("a loop", W.nbytes, lambda: plain(W, x, y_plain))
@@ -108,9 +107,9 @@ measure("a loop", W.nbytes, lambda: plain(W, x, y_plain))
 # %% [markdown]
 # Compiled, but nowhere near. The loop is a chain: each addition needs the total from the one before. A fused
 # multiply-add takes some four cycles until its result can be used, and a core could start two of them, each on 8 or 16
-# numbers, in *every* cycle. So almost the whole machine waits for one adder. Several totals at once would
-# keep it busy, to be summed up at the end. Why does the compiler not do that? Because it is not allowed to: floating-point
-# addition rounds, so `(a + b) + c` need not be `a + (b + c)`, and the compiler must keep the order that we wrote.
+# numbers, in *every* cycle. Several totals at once would keep it busy, to be summed up at the end. The compiler may not
+# do that: floating-point addition rounds, so `(a + b) + c` need not be `a + (b + c)`, and it must keep the order that
+# we wrote.
 #
 # ## Permission to reorder
 #
@@ -119,22 +118,21 @@ measure("a loop", W.nbytes, lambda: plain(W, x, y_plain))
 # %% tags=["timing"]
 in_any_order = in_order | {"fastmath": OPTIONS["fastmath"] | {"reassoc"}}
 reordered = njit(**in_any_order)(dot_products)
-y_reordered = np.empty(O, np.float32)
+y_reordered = np.empty(outputs, np.float32)
 measure("the loop, reordered", W.nbytes, lambda: reordered(W, x, y_reordered))
-print(f"outputs with other bits: {np.count_nonzero(y_plain != y_reordered):,} of {O:,}")
+print(f"outputs with other bits: {np.count_nonzero(y_plain != y_reordered):,} of {outputs:,}")
 
 exact = W.astype(np.float64) @ x.astype(np.float64)
-for name, y in (("in order", y_plain), ("reordered", y_reordered)):
-    print(f"{name:9} largest error {np.abs(y - exact).max():.1e}")
+largest = [np.abs(y - exact).max() for y in (y_plain, y_reordered)]
+print(f"largest error: in order {largest[0]:.1e}, reordered {largest[1]:.1e}")
 
 # %% [markdown]
-# So speed is a word away. Should we take it? The results are not *worse*: many short chains gather less rounding error
-# than a long one. But which order it is has become the compiler's choice, and it chooses anew for every processor and
-# for every loop around the sum. The loop that is best for one row of inputs is not the one that is best for many, and
-# so a BLAS has several. Give NumPy the same row alone, and among others:
+# Should we take it? The results are not *worse*: many short chains gather less rounding error than a long one. But the
+# order is now the compiler's choice, made anew for every processor and for every loop around the sum. The best loop for
+# one row of inputs is not the best for many, so a BLAS has several. Give NumPy the same row alone, and among others:
 
 # %% tags=["timing"]
-X = random.standard_normal((64, I), np.float32)
+X = np.random.default_rng(1).standard_normal((64, inputs), np.float32)
 
 
 def changed(product, T):
@@ -142,48 +140,42 @@ def changed(product, T):
     return np.count_nonzero(product(X[:T])[0] != product(X[:1])[0])
 
 
-print("rows together  BLAS: outputs changed, of", f"{O:,}")
+print("rows together  BLAS: outputs changed, of", f"{outputs:,}")
 for T in (2, 4, 16, 64):
     print(f"{T:13} {changed(lambda rows: rows @ W.T, T):22,}")
 
 # %% [markdown]
-# The rows have nothing to do with each other. Still, what the first one gets depends on who is beside it. In a server,
-# that is the other users: the scores for your prompt depend on how many others are asking at the moment. The
-# differences are tiny, but a text is a sequence of choices, and once two tokens are nearly equal in score, a tiny
-# difference picks another word, and from there on another text. It also makes a cache, a
-# preemption, or a prompt cut into chunks impossible to test for equality. minillm's product, for the same matrix:
+# The rows have nothing to do with each other. Still, what the first one gets depends on who is beside it: in a server,
+# on the other users. The differences are tiny, but once two tokens are nearly equal in score, a tiny difference picks
+# another word, and from there on another text. minillm's product, for the same matrix:
 
 # %%
 tiled = as_matrix(W)
-X = np.random.default_rng(1).standard_normal((64, I), np.float32)
 alone = linear(X[:1], tiled)
-print("rows together  threads  outputs changed, of", f"{O:,}")
-for threads in sorted({1, numba.get_num_threads()})[:1] + [None]:
+print(f"outputs changed, of {outputs:,}, with 1, 2, 5 and 64 rows together:")
+for threads in (1, None):
     llm.ops.set_num_threads(threads)
-    for T in (1, 2, 5, 64):
-        print(f"{T:13}  {threads or 'all':>7} {np.count_nonzero(linear(X[:T], tiled)[0] != alone[0]):16}")
+    counts = [np.count_nonzero(linear(X[:T], tiled)[0] != alone[0]) for T in (1, 2, 5, 64)]
+    print(f"{threads or 'all':>3} threads", counts)
 
 # %% [markdown]
 # None. And it is no slower, as we shall see. What does it do differently?
 #
 # ## Lanes are outputs
 #
-# A processor's SIMD instructions treat 8 or 16 neighbouring numbers at once, one in each *lane*. The reordered loop
-# spread the terms of *one* sum over the lanes, and had to combine them at the end. But we have 8,192 sums to compute,
-# which do not depend on each other. Let each lane have a sum of its own:
+# SIMD instructions treat 8 or 16 neighbouring numbers at once, one in each *lane*. The reordered loop spread the terms
+# of *one* sum over the lanes. But we have 8,192 sums to compute. Let each lane have one of its own:
 #
 #     reordered:  lane 0 sums k = 0, 16, 32, ...    lane 1 sums k = 1, 17, 33, ...    ...    of output o
 #     here:       lane 0 sums all k, in order,      lane 1 sums all k, in order,      ...    of outputs o, o + 1, ...
 #
-# SIMD loads what lies side by side. So 64 outputs' weights for the same input must be neighbours: a matter of laying
-# the matrix out anew, once, when it is loaded.
+# SIMD loads what lies side by side, so 64 outputs' weights for the same input must be neighbours. We lay the matrix out
+# anew, once, when it is loaded:
 #
 # {{ source: minillm.ops.jit.tiles.tile_rows }}
 
 # %%
-from minillm.ops.jit.tiles import tile_rows
-
-tiles = tile_rows(W, I)[:, 0]  # one block for all inputs: [O/64, I, 64]
+tiles = tile_rows(W, inputs)[:, 0]  # one block for all inputs: [O/64, I, 64]
 print(tiles.shape, "input 7 of outputs 0 to 63 lies side by side:", np.array_equal(tiles[0, 7], W[:64, 7]))
 
 
@@ -197,7 +189,7 @@ def lanes(tiles, x, y):
         y[64 * tile : 64 * tile + 64] = totals
 
 
-y = np.empty(O, np.float32)
+y = np.empty(outputs, np.float32)
 lanes(tiles, x, y)
 print("outputs with other bits than the plain loop's:", np.count_nonzero(y != y_plain))
 
@@ -207,48 +199,39 @@ measure("lanes are outputs", tiles.nbytes, lambda: lanes(tiles, x, y))
 # %% [markdown]
 # The memory's speed, and not one bit changed: each output is still the chain that the first loop computed. There are
 # now 64 such chains under way, in four registers of 16 numbers or eight of 8, and while one waits for its adder the
-# others proceed. The compiler needs no permission for that.
+# others proceed.
 #
 # ## Keep the totals where they are
 #
-# Look at the inner loop with the eyes of the processor. For each `k` it loads 64 weights and 64 totals,
-# multiplies, adds, and *stores the totals*, only to load them again for the next `k`. If it takes eight inputs at a time, the
-# totals stay in registers for eight additions:
+# For each `k` the loop loads 64 weights and 64 totals, multiplies, adds, and *stores the totals*, only to load them
+# again for the next `k`. If it takes four inputs at a time, the totals stay in registers for four additions (minillm
+# takes eight):
 
 
-# %%
+# %% tags=["timing"]
 @njit(**in_order)
 def unrolled(tiles, x, y):
     for tile in prange(len(tiles)):
         totals = np.zeros(64, np.float32)
-        for k in range(0, len(x), 8):
-            x0, x1, x2, x3, x4, x5, x6, x7 = x[k], x[k + 1], x[k + 2], x[k + 3], x[k + 4], x[k + 5], x[k + 6], x[k + 7]
+        for k in range(0, len(x), 4):
+            x0, x1, x2, x3 = x[k], x[k + 1], x[k + 2], x[k + 3]
             for lane in range(64):
                 total = totals[lane]
                 total += x0 * tiles[tile, k, lane]
                 total += x1 * tiles[tile, k + 1, lane]
                 total += x2 * tiles[tile, k + 2, lane]
                 total += x3 * tiles[tile, k + 3, lane]
-                total += x4 * tiles[tile, k + 4, lane]
-                total += x5 * tiles[tile, k + 5, lane]
-                total += x6 * tiles[tile, k + 6, lane]
-                total += x7 * tiles[tile, k + 7, lane]
                 totals[lane] = total
         y[64 * tile : 64 * tile + 64] = totals
 
 
-for name, inputs in (("one input a turn", 1), ("eight", 8)):
-    print(f"{name:16}: for each product {(inputs + 2) / inputs:.2f} loads and stores")
-unrolled(tiles, x, y)
-print("outputs with other bits than the plain loop's:", np.count_nonzero(y != y_plain))
-
-# %% tags=["timing"]
-measure("eight inputs a turn", tiles.nbytes, lambda: unrolled(tiles, x, y))
+y_unrolled = np.empty(outputs, np.float32)
+measure("four inputs a turn", tiles.nbytes, lambda: unrolled(tiles, x, y_unrolled))
+print("outputs with other bits than the plain loop's:", np.count_nonzero(y_unrolled != y_plain))
 
 # %% [markdown]
-# Not a gain you could see, if you measure as we did: a loop that waits for memory does not mind doing more than it
-# must. (How much the detour costs otherwise depends on the processor.) It is room that we shall need: from now on
-# there will be fewer bytes to wait for, and more to do with each.
+# A loop that waits for memory does not mind doing more than it must, so there need not be a gain to see here. It is
+# room for what comes: fewer bytes to wait for, and more to do with each.
 #
 # ## A quarter of the bytes
 #
@@ -258,9 +241,6 @@ measure("eight inputs a turn", tiles.nbytes, lambda: unrolled(tiles, x, y))
 
 
 # %%
-from minillm.quantization import QuantizedMatrix
-
-
 def quantize(matrix, bits, block_size=32):
     """Round each block to integers from -m to m, with m = 127 for 8 bits and 7 for 4."""
     blocks = matrix.reshape(len(matrix), -1, block_size)
@@ -270,21 +250,17 @@ def quantize(matrix, bits, block_size=32):
 
 eight, four = quantize(W, 8), quantize(W, 4)
 print(eight)
-codes, scales = tile_rows(eight.codes.reshape(O, I), 32), tile_rows(eight.scales, 1)[:, :, 0]
+codes, scales = tile_rows(eight.codes.reshape(W.shape), 32), tile_rows(eight.scales, 1)[:, :, 0]
 
 
 @njit(**in_order)
 def eight_bits(codes, scales, x, y):
     for tile in prange(len(codes)):
         totals = np.zeros(64, np.float32)
-        partial = np.empty(64, np.float32)
         for block in range(codes.shape[1]):
-            partial[:] = 0
             for k in range(32):
                 for lane in range(64):
-                    partial[lane] += x[32 * block + k] * np.float32(codes[tile, block, k, lane])
-            for lane in range(64):
-                totals[lane] += partial[lane] * scales[tile, block, lane]
+                    totals[lane] += x[32 * block + k] * (codes[tile, block, k, lane] * scales[tile, block, lane])
         y[64 * tile : 64 * tile + 64] = totals
 
 
@@ -292,39 +268,38 @@ def eight_bits(codes, scales, x, y):
 measure("8 bits", codes.nbytes + scales.nbytes, lambda: eight_bits(codes, scales, x, y))
 
 # %% [markdown]
-# The scale costs one multiplication for a block's 32 inputs. But each code has to become a float before it can be
-# multiplied. Processors have an instruction for that, but on many it is slower than the multiplication it
-# serves. There is an older way, that needs only a bitwise "or" and a subtraction. Put the integer into the lowest bits of the float
-# 2²³, take 2²³ off again:
+# Two things can be had for less. The scale can wait until the block's 32 inputs are summed up. And each code has to
+# become a float: instead of the processor's instruction for that, a bitwise "or" and a subtraction will do. Put the
+# integer into the lowest bits of the float 2²³, take 2²³ off again:
 
 # %%
 integers = np.arange(256, dtype=np.uint32)
 floats = (np.uint32(0x4B000000) | integers).view(np.float32)
-print("0x4B000000 is", np.uint32(0x4B000000).view(np.float32), "= 2**23; the next floats are", np.spacing(floats[0]), "apart")
-print([(int(i), float(floats[i])) for i in (0, 1, 200)])
-print("exact for all 256:", np.array_equal(floats - np.float32(2**23), integers))
+print(f"0x4B000000 is {floats[0]:.0f}, or 2**23; the next float is {np.spacing(floats[0])} away")
+print(
+    [(i, float(floats[i])) for i in (0, 1, 200)],
+    "exact for all 256:",
+    np.array_equal(floats - np.float32(2**23), integers),
+)
 
 # %% [markdown]
-# Why is it exact? A float32 has 23 bits after the leading one. From 2²³ on they are worth 2²², ..., 2, 1: the lowest counts
-# ones, and there is no fraction left. So the or *is* the addition 2²³ + i, and the difference, a small
-# integer, needs no rounding. Signed codes are stored with 128 added, and 2²³ + 128 is taken off in place of 2²³.
-# Four bits work the same way, after a shift and a mask:
+# Why is it exact? A float32 has 23 bits after the leading one. From 2²³ on the lowest counts ones: no fraction is left.
+# So the or *is* the addition 2²³ + i, and the difference, a small integer, needs no rounding. Signed codes are stored
+# with 128 added, and 2²³ + 128 is taken off in place of 2²³. Four bits work the same way, after a shift and a mask:
 #
 # {{ source: minillm.ops.jit.tiles._eight_bits }}
 #
 # {{ source: minillm.ops.jit.tiles._four_bits }}
 #
-# The second takes eight codes out of one 32-bit word, and that is a choice of form. Files pack two codes into a byte;
-# then every lane must first be widened from 8 bits to 32. If the code arrives in a word of
-# 32 bits, the lane is as wide as its float from the start. This is the kernel that all four forms of weights go through:
+# Files pack two codes into a byte, and every lane would first have to be widened from 8 bits to 32. In a word of eight
+# codes, a lane is as wide as its float from the start. All forms of weights go through this kernel:
 #
 # {{ source: minillm.ops.jit.products._multiply_one_row }}
 
 # %%
 forms = {"float32": as_matrix(W), "8 bits": as_matrix(eight), "4 bits": as_matrix(four)}
 for name, matrix in forms.items():
-    shape, dtype = matrix.codes.shape, matrix.codes.dtype
-    print(f"{name:8} {dtype!s:8} {shape!s:20} {8 * llm.ops.num_bytes(matrix) / W.size:5.1f} bits a weight")
+    print(f"{name:8} in {matrix.codes.dtype!s:8} {8 * llm.ops.num_bytes(matrix) / W.size:5.1f} bits a weight")
 
 # %% tags=["timing"]
 for name, matrix in forms.items():
@@ -345,52 +320,43 @@ if plt:
     figure.suptitle("What each step of the kernel reaches")
 
 # %% [markdown]
-# Read the left half first: from the lanes on, the bars are about as long as memory allows (some a little longer, where others
-# were using the machine while the line was measured). Then the right half, which is what a user
-# feels. The bytes per second stay the same, and the weights in them become more. For 4 bits the bar may stop short of
-# the line: each byte now brings two weights, and unpacking and multiplying them is work enough for a few cores. Where
-# memory is slower for each core, as with many cores, it would not.
+# On the left, the bars get about as long as memory allows. On the right is what a user feels: as many bytes a second
+# hold more and more weights. For 4 bits the left bar may stop short of the line, for each byte now brings two weights,
+# and unpacking and multiplying them is work enough for a few cores.
 #
 # ## Many rows
 #
-# A prompt has many rows, and should use each weight for all of them. The order of each sum stays fixed; what may be
-# changed is everything *around* it. So: widen a block's weights to float32 once, keep them in a cache, and take the rows
-# through it four at a time, because four rows of 64 totals just fit the registers.
+# A prompt has many rows, and should use each weight for all of them. The order of each sum is fixed, but not what
+# happens *around* it: widen a block's weights once, keep them in a cache, and take the rows through it four at a time.
+# (Four rows of 64 totals just fit the registers of AVX-512.)
 #
 # {{ source: minillm.ops.jit.products._multiply_rows }}
 
 # %% tags=["timing"]
-flops = 2 * W.size
 print("GFLOP/s with 8 bits:  rows one by one   together")
 for T in (1, 4, 16, 64, 256):
-    rows = random.standard_normal((T, I), np.float32)
+    rows = random.standard_normal((T, inputs), np.float32)
     together = best_seconds(lambda rows=rows: linear(rows, forms["8 bits"]), repeats=2)
-    one = steps["minillm, 8 bits"][1] * 2
-    print(f"{T:16} {one:21.0f} {T * flops / together / 1e9:10.0f}")
-print(f"BLAS, float32, the last: {T * flops / best_seconds(lambda: rows @ W.T, repeats=2) / 1e9:.0f}")
+    print(f"{T:16} {2 * steps['minillm, 8 bits'][1]:21.0f} {2 * W.size * T / together / 1e9:10.0f}")
+print(f"BLAS, float32, the last: {2 * W.size * T / best_seconds(lambda: rows @ W.T, repeats=2) / 1e9:.0f}")
 
 # %% [markdown]
-# And the bits? The one-row kernel and this one were written differently, compiled differently, and share nothing but
-# the order of their sums. Row 0 of 1 to 64, in each form:
+# And the bits? The one-row kernel and this one share nothing but the order of their sums:
 
 # %%
-print("outputs changed, of", f"{O:,}", "  with", *(f"{T:4}" for T in (2, 5, 64)), "rows together")
 for name, matrix in forms.items():
-    alone = linear(X[:1], matrix)
-    counts = [np.count_nonzero(linear(X[:T], matrix)[0] != alone[0]) for T in (2, 5, 64)]
-    print(f"{name:>23}     ", *(f"{count:4}" for count in counts))
+    counts = [changed(lambda rows, matrix=matrix: linear(rows, matrix), T) for T in (2, 5, 64)]
+    print(f"{name:8} outputs changed, of {outputs:,}, with 2, 5 and 64 rows together:", counts)
 
 # %% [markdown]
 # ## What do fewer bits cost?
 #
-# Two things can be lost: when weights are rounded, and when they are used. The first happens once, to whoever makes the
-# file. We measure it on our random matrix, against float64. Then the second: minillm multiplies the codes with float32
-# inputs. llama.cpp rounds the *inputs*, too, to 8 bits in blocks of 32, so that it can multiply integers with integers,
-# for which processors have instructions. What does each add?
+# Something is lost when weights are rounded, by whoever makes the file. Something more can be lost when they are used:
+# minillm multiplies the codes with float32 inputs, but llama.cpp rounds the *inputs*, too, to 8 bits in blocks of 32,
+# so that it can multiply integers. What does each add, on our random matrix, against float64?
 
 # %%
-few = slice(0, 512)
-reference = W[few].astype(np.float64) @ x
+reference = W[:512].astype(np.float64) @ x
 x8 = quantize(x[None], 8).dequantize()[0]
 
 
@@ -401,48 +367,49 @@ def error(y, right):
 
 print("         weights rounded   inputs float32   inputs of 8 bits")
 for name, rounded in (("8 bits", eight), ("4 bits", four)):
-    weights = rounded.dequantize()[few].astype(np.float64)
-    engine = error(linear(x[None], forms[name])[0, few], weights @ x)
-    print(f"{name:8} {error(weights @ x, reference):14.2%} {engine:16.0e} {error(weights @ x8, weights @ x):17.2%}")
+    weights = rounded.dequantize()[:512].astype(np.float64)
+    engine = error(linear(x[None], forms[name])[0, :512], weights @ x)
+    below = f"< {10 ** np.ceil(np.log10(engine)):.0e}"
+    print(f"{name:8} {error(weights @ x, reference):14.2%} {below:>16} {error(weights @ x8, weights @ x):17.2%}")
 
 # %% [markdown]
-# The first column is the model's affair: 4 bits cost 18 times as much as 8, and a good file
-# chooses its rounding with more care than we did. The others are the engine's. Inputs of 8 bits cost as much again as weights of 8
-# bits, in each product of each layer, and with real inputs, in which some numbers are much larger than the rest of their block, it can be more.
-# On our model, float32 inputs give the scores of exact arithmetic to three decimals, and 8-bit inputs miss the best
-# ones by a few tenths; `minillm bench --peers` measures both. In decode they would not even be faster: the inputs are small,
-# and the weights are what is waited for.
+# The first column is the model's affair: 4 bits cost nearly 20 times as much as 8. (A good file rounds with more care
+# than we did.) The others are the engine's. Inputs of 8 bits cost as much again as weights of 8 bits, in each product
+# of each layer, and more where some inputs are much larger than their neighbours. On our model, float32 inputs give
+# scores within two thousandths of the exact ones, and 8-bit inputs miss the best ones by a few tenths; `minillm bench
+# --peers` measures both. In decode they would gain little: the weights are what is waited for.
 #
 # From a file, then, nothing is lost on the way into the tiles:
 
 # %%
-from minillm.checkpoints import open_checkpoint
-
 stored = open_checkpoint(llm.path).tensors["layers.0.mlp.down.weight"]
-print(stored)
-print(from_file := stored.read())
-print("same bits after tiling:", np.array_equal(llm.ops.dequantize(as_matrix(from_file)), from_file.dequantize()))
+from_file = stored.read()
+print(stored, from_file, sep="\n")
+in_tiles = as_matrix(from_file)
+print("same numbers, to the bit:", np.array_equal(llm.ops.dequantize(in_tiles), from_file.dequantize()))
+in_file, in_memory = (8 * size / from_file.codes.size for size in (stored.data.nbytes, llm.ops.num_bytes(in_tiles)))
+print(f"bits a weight: {in_file} in the file, {in_memory} in memory")
 
 # %% [markdown]
+# Memory holds a fifth more than the file, because scales and minimums are widened to float32 when they are loaded, and
+# not at each use: a choice of bytes against work. (The object in between, with a byte for each code, is not kept.)
+#
 # ## What production systems do differently
 #
-# - **Pack on the fly.** A BLAS takes matrices as they come and copies tiles of them into the order its kernel reads, for
-#   each call; [Goto and van de Geijn 2008](https://doi.org/10.1145/1356052.1356053) is the classic account of what goes
-#   into which cache. Weights never change, so an engine can do it once.
-# - **Integer dot products.** llama.cpp [rounds activations to 8 bits](https://github.com/ggml-org/llama.cpp) and uses
-#   the processor's integer instructions, written by hand for each of many types and instruction sets. It gains most where
-#   arithmetic is the limit.
+# - **Pack on the fly.** For each call, a BLAS copies tiles of its matrices into the order its kernel reads; [Goto and
+#   van de Geijn 2008](https://doi.org/10.1145/1356052.1356053) is the classic account.
+# - **Integer dot products.** llama.cpp [rounds activations to 8 bits](https://github.com/ggml-org/llama.cpp/pull/951)
+#   and multiplies with integer instructions, in code written by hand for each type and instruction set.
 # - **Tensor cores.** A GPU multiplies small *matrices* in one instruction, with inputs of 16 bits or fewer and sums of
-#   32. [Marlin](https://arxiv.org/abs/2408.11743) keeps weights in 4 bits, widens them in registers, with tricks like ours, and stays
-#   close to four times the speed of 16-bit weights up to 16 to 32 rows.
-# - **Splitting k.** With few rows a GPU has too few tiles for its hundred and more cores, so libraries cut the sums, too:
-#   split-k, or [stream-k](https://arxiv.org/abs/2301.03598), which shares out the multiplications evenly. How a sum
-#   is cut then depends on the shape, and so on the batch.
+#   32. [Marlin](https://arxiv.org/abs/2408.11743) widens 4-bit weights in registers, with tricks like ours, and stays
+#   close to four times the speed of 16-bit ones up to 16 to 32 rows.
+# - **Splitting k.** With few rows there are too few tiles for all of a GPU, so libraries cut the sums, too: split-k, or
+#   [stream-k](https://arxiv.org/abs/2301.03598). How a sum is cut then depends on the shape, and so on the batch.
 # - **Batch invariance, for a price.** [He et al.
-#   2025](https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/) trace the answers that differ at
-#   temperature 0 to just that, fix one order for every shape, and pay with speed. vLLM has such a
-#   [mode](https://docs.vllm.ai/en/latest/features/batch_invariance/), which is off by default. On a CPU, with lanes across outputs, it
-#   costs next to nothing, because there are always more outputs than lanes.
+#   2025](https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/) trace answers that differ at
+#   temperature 0 to just that, and fix one order for every shape, at some cost in speed. vLLM has such a
+#   [mode](https://docs.vllm.ai/en/latest/features/batch_invariance/), which is off by default. On a CPU, which has
+#   fewer lanes than a matrix has outputs, it costs next to nothing.
 #
 # ## Exercises
 #

@@ -157,7 +157,7 @@ def round_weights(model, checkpoint):
     shape=llama_shapes(),
     sequences=st.lists(st.tuples(token_lists, st.integers(0, 39)), min_size=1, max_size=4),
     cuts=st.lists(st.integers(0, 100), max_size=4),
-    storage=st.sampled_from(["F32", "Q8_0", "Q4_1"]),
+    storage=st.sampled_from(["F32", "BF16", "Q8_0", "Q4_0", "Q4_1"]),
 )
 def test_the_same_bits_in_any_chunks_and_any_company(tmp_path_factory, shape, sequences, cuts, storage):
     """A batch of sequences in mid-course, each at its own place, against each fed alone and at once."""

@@ -24,6 +24,7 @@ from minillm.ops.jit.pointwise import exp
 TILE = 64  # keys that are scored at once
 SPLIT = 512  # keys that one thread takes; a multiple of TILE
 QUERIES = 8  # tokens of a sequence that use a tile of keys before the next is brought in
+SLAB = 16  # groups of queries that are worked on together: bounds the memory for what they carry from each split
 PIECE = 16  # numbers of a value that are summed at once
 U0, U1, U2, U3, U4, U5, U6, U7, U8, U9, U10, U11, U12, U13, U14, U15 = map(np.uint64, range(16))
 NOTHING = np.float32(-math.inf)  # the score of a key that must not be seen
@@ -45,8 +46,28 @@ def write_kv(keys, values, key_blocks, value_blocks, layer, slots):
 @compiled
 def attention(queries, key_blocks, value_blocks, layer, positions, query_starts, block_tables):
     """Causal attention of every token over its own sequence's keys [T, H, K] -> [T, H, K]; see `reference`."""
-    tokens, num_heads, head_dim = queries.shape
+    attended = np.empty_like(queries)
     starts, owners = _query_groups(query_starts)
+    for group in range(0, len(owners), SLAB):
+        last = min(group + SLAB, len(owners))
+        first, stop = starts[group], starts[last]
+        attended[first:stop] = _attend(
+            queries[first:stop],
+            key_blocks,
+            value_blocks,
+            layer,
+            positions[first:stop],
+            starts[group : last + 1] - first,
+            owners[group:last],
+            block_tables,
+        )
+    return attended
+
+
+@compiled
+def _attend(queries, key_blocks, value_blocks, layer, positions, starts, owners, block_tables):
+    """Some query groups' attention: every split of the keys on its own, then all of them together."""
+    tokens, num_heads, head_dim = queries.shape
     splits = 1 + max(positions) // SPLIT
     largest = np.empty((tokens, num_heads, splits), np.float32)
     total = np.empty((tokens, num_heads, splits), np.float32)
@@ -200,7 +221,8 @@ def _take_in(scores, visible, value_tile, row, tops, sums, means):
     for k in range(head_dim):
         means[row, k] *= fade
     whole = head_dim - head_dim % PIECE
-    for j in range(0, visible, 8):
+    eights = visible - visible % 8
+    for j in range(0, eights, 8):
         p0, p1, p2, p3 = scores[j], scores[j + 1], scores[j + 2], scores[j + 3]
         p4, p5, p6, p7 = scores[j + 4], scores[j + 5], scores[j + 6], scores[j + 7]
         for first in range(0, whole, PIECE):
@@ -219,6 +241,9 @@ def _take_in(scores, visible, value_tile, row, tops, sums, means):
         for k in range(whole, head_dim):
             for x in range(8):
                 means[row, k] += scores[j + x] * value_tile[j + x, k]
+    for j in range(eights, visible):  # and not one further: 0 times a later token's infinity would be NaN
+        for k in range(head_dim):
+            means[row, k] += scores[j] * value_tile[j, k]
 
 
 @compiled

@@ -68,6 +68,7 @@ def _or_empty(bias: np.ndarray | None) -> np.ndarray:
     return NO_BIAS if bias is None else bias
 
 
+# Plain arguments and tuples, in the order `fuse` gathers them: Numba takes 2 us to receive these, 8 us for named tuples.
 @compiled
 def _layer(
     x,
@@ -94,6 +95,7 @@ def _layer(
     down,
     down_bias,
 ):
+    """[T, D] -> [T, D]."""
     head_dim = key_blocks.shape[3]
     q_size, k_size = qkv_sizes
     product = multiply(rms_norm(x, attention_norm, eps), qkv, NO_BIAS)

@@ -24,7 +24,15 @@ NO_BIAS = np.empty(0, np.float32)
 
 
 def linear(x: np.ndarray, matrix: TiledMatrix, bias: np.ndarray | None = None) -> np.ndarray:
-    """`x @ matrix.T + bias`: [T, I] by [O, I] -> [T, O]; a row's bits do not depend on the rows beside it."""
+    """`x @ matrix.T + bias`: [T, I] by [O, I] -> [T, O]; a row's bits do not depend on the rows beside it.
+
+    Raises
+    ------
+    ValueError
+        `x` has not as many columns as the matrix has inputs.
+    """
+    if x.shape[1] != matrix.num_inputs:
+        raise ValueError(f"rows of {x.shape[1]} numbers do not fit a matrix of {matrix.num_inputs} inputs")
     if numba.config.DISABLE_JIT and matrix.num_outputs * matrix.num_inputs > LARGEST_INTERPRETED_PRODUCT:
         return reference.linear(x, dequantize(matrix), bias)
     return multiply(x, tuple(matrix), NO_BIAS if bias is None else bias)
@@ -118,7 +126,7 @@ def _add_block(total, row, partial, r, tile, block, scales, sums, minimums):
 
 @compiled_parallel
 def _multiply_rows(x, sums, codes, zero, scales, minimums, product):
-    """Prefill's product: the same chain a row, but each block of weights is widened once and serves every row.
+    """Prefill's product, [T, I] -> [T, O]: the same chain a row; a block of weights is widened once for all.
 
     Four rows share each weight that is loaded, and their 4 x 64 running sums just fit the registers. Four inputs
     a turn keep them there. The last one to three rows go alone, through the same chain.
