@@ -20,7 +20,7 @@ from minillm.bench.engines.machine import read_all
 from minillm.checkpoints import open_checkpoint
 from minillm.ops.jit.compiling import OPTIONS
 from minillm.ops.jit.tiles import tile_rows
-from minillm.quantization import QuantizedMatrix
+from minillm.quantization import quantize
 
 llm = LLM()
 linear, as_matrix = llm.ops.linear, llm.ops.as_matrix
@@ -49,8 +49,7 @@ elsewhere = np.ones((cores, 2**25 // cores), np.int64)
 sums = np.empty(cores, np.int64)
 
 
-def best_seconds(action, repeats=15):
-    """The quickest of a few runs, each on cold caches."""
+def best_seconds(action, repeats=15):  # each run on cold caches
     action()
     times = []
     for _ in range(repeats):
@@ -77,15 +76,15 @@ print(f"memory can be read at {bandwidth / 1e9:.1f} GB/s")
 measure("NumPy: W @ x", W.nbytes, lambda: W @ x)
 
 # %% [markdown]
-# NumPy hands the product to a BLAS, a library that experts have tuned for decades, which has nothing left to gain with
-# float32 weights. But it takes no others. To read a quarter of the bytes, we must write the loop ourselves.
+# NumPy hands the product to a BLAS, a library that experts have tuned for decades, which leaves little to gain. But it
+# takes no 8-bit weights. For a quarter of the bytes, we must write the loop ourselves.
 #
 # ## The loop
 #
 # [Numba](https://numba.pydata.org) compiles Python functions, through LLVM, when they are first called. Ours has the
 # options of minillm's own kernels; `prange` shares the outputs among the cores.
 
-# %%
+# %% tags=["timing"]
 print("fastmath:", sorted(OPTIONS["fastmath"]))
 in_order = OPTIONS | {"cache": False, "parallel": True}
 
@@ -99,9 +98,7 @@ def dot_products(W, x, y):
 
 
 plain = njit(**in_order)(dot_products)
-y_plain = np.empty(outputs, np.float32)
-
-# %% tags=["timing"]
+y_plain, y_reordered, y, y_unrolled = np.empty((4, outputs), np.float32)
 measure("a loop", W.nbytes, lambda: plain(W, x, y_plain))
 
 # %% [markdown]
@@ -116,14 +113,11 @@ measure("a loop", W.nbytes, lambda: plain(W, x, y_plain))
 # One word, `reassoc`, gives it leave (`fastmath=True` would, too):
 
 # %% tags=["timing"]
-in_any_order = in_order | {"fastmath": OPTIONS["fastmath"] | {"reassoc"}}
-reordered = njit(**in_any_order)(dot_products)
-y_reordered = np.empty(outputs, np.float32)
+reordered = njit(**in_order | {"fastmath": OPTIONS["fastmath"] | {"reassoc"}})(dot_products)
 measure("the loop, reordered", W.nbytes, lambda: reordered(W, x, y_reordered))
 print(f"outputs with other bits: {np.count_nonzero(y_plain != y_reordered):,} of {outputs:,}")
 
-exact = W.astype(np.float64) @ x.astype(np.float64)
-largest = [np.abs(y - exact).max() for y in (y_plain, y_reordered)]
+largest = [np.abs(result - W.astype(np.float64) @ x).max() for result in (y_plain, y_reordered)]
 print(f"largest error: in order {largest[0]:.1e}, reordered {largest[1]:.1e}")
 
 # %% [markdown]
@@ -135,14 +129,12 @@ print(f"largest error: in order {largest[0]:.1e}, reordered {largest[1]:.1e}")
 X = np.random.default_rng(1).standard_normal((64, inputs), np.float32)
 
 
-def changed(product, T):
-    """Of the first row's outputs: how many differ when T rows are computed together instead of one?"""
+def changed(product, T):  # of the first row, when T rows are computed together instead of one
     return np.count_nonzero(product(X[:T])[0] != product(X[:1])[0])
 
 
-print("rows together  BLAS: outputs changed, of", f"{outputs:,}")
-for T in (2, 4, 16, 64):
-    print(f"{T:13} {changed(lambda rows: rows @ W.T, T):22,}")
+print(f"outputs changed by BLAS, of {outputs:,}, with 2, 4, 16 and 64 rows together:")
+print(*(changed(lambda rows: rows @ W.T, T) for T in (2, 4, 16, 64)))
 
 # %% [markdown]
 # The rows have nothing to do with each other. Still, what the first one gets depends on who is beside it: in a server,
@@ -150,16 +142,15 @@ for T in (2, 4, 16, 64):
 # another word, and from there on another text. minillm's product, for the same matrix:
 
 # %%
-tiled = as_matrix(W)
-alone = linear(X[:1], tiled)
+tiled, alone = as_matrix(W), linear(X[:1], as_matrix(W))
 print(f"outputs changed, of {outputs:,}, with 1, 2, 5 and 64 rows together:")
 for threads in (1, None):
     llm.ops.set_num_threads(threads)
     counts = [np.count_nonzero(linear(X[:T], tiled)[0] != alone[0]) for T in (1, 2, 5, 64)]
-    print(f"{threads or 'all':>3} threads", counts)
+    print(f"{threads or 'all':>3} threads", *counts)
 
 # %% [markdown]
-# None. And it is no slower, as we shall see. What does it do differently?
+# None, and at full speed. What does it do differently?
 #
 # ## Lanes are outputs
 #
@@ -169,8 +160,8 @@ for threads in (1, None):
 #     reordered:  lane 0 sums k = 0, 16, 32, ...    lane 1 sums k = 1, 17, 33, ...    ...    of output o
 #     here:       lane 0 sums all k, in order,      lane 1 sums all k, in order,      ...    of outputs o, o + 1, ...
 #
-# SIMD loads what lies side by side, so 64 outputs' weights for the same input must be neighbours. We lay the matrix out
-# anew, once, when it is loaded:
+# SIMD loads neighbours. So we lay the matrix out anew, once, when it is loaded, with the same input's weights for 64
+# outputs side by side:
 #
 # {{ source: minillm.ops.jit.tiles.tile_rows }}
 
@@ -189,7 +180,6 @@ def lanes(tiles, x, y):
         y[64 * tile : 64 * tile + 64] = totals
 
 
-y = np.empty(outputs, np.float32)
 lanes(tiles, x, y)
 print("outputs with other bits than the plain loop's:", np.count_nonzero(y != y_plain))
 
@@ -214,40 +204,32 @@ def unrolled(tiles, x, y):
     for tile in prange(len(tiles)):
         totals = np.zeros(64, np.float32)
         for k in range(0, len(x), 4):
-            x0, x1, x2, x3 = x[k], x[k + 1], x[k + 2], x[k + 3]
             for lane in range(64):
                 total = totals[lane]
-                total += x0 * tiles[tile, k, lane]
-                total += x1 * tiles[tile, k + 1, lane]
-                total += x2 * tiles[tile, k + 2, lane]
-                total += x3 * tiles[tile, k + 3, lane]
+                total += x[k] * tiles[tile, k, lane]
+                total += x[k + 1] * tiles[tile, k + 1, lane]
+                total += x[k + 2] * tiles[tile, k + 2, lane]
+                total += x[k + 3] * tiles[tile, k + 3, lane]
                 totals[lane] = total
         y[64 * tile : 64 * tile + 64] = totals
 
 
-y_unrolled = np.empty(outputs, np.float32)
 measure("four inputs a turn", tiles.nbytes, lambda: unrolled(tiles, x, y_unrolled))
 print("outputs with other bits than the plain loop's:", np.count_nonzero(y_unrolled != y_plain))
 
 # %% [markdown]
-# A loop that waits for memory does not mind doing more than it must, so there need not be a gain to see here. It is
-# room for what comes: fewer bytes to wait for, and more to do with each.
+# No gain here, and on some machines a loss: this loop waits for memory anyway. It pays where there are fewer bytes, and
+# more to do with each.
 #
 # ## A quarter of the bytes
 #
 # Store integers of 8 bits, and with each block of 32 neighbours one float32 to scale them by. That is
 # [GGUF's](https://github.com/ggml-org/ggml/blob/master/docs/gguf.md) type `Q8_0`, except that its scales have 16 bits.
-# Rounding to it is simple, and the library has a class for the result:
+# Rounding is a few lines:
+#
+# {{ source: minillm.quantization.quantize }}
 
-
-# %%
-def quantize(matrix, bits, block_size=32):
-    """Round each block to integers from -m to m, with m = 127 for 8 bits and 7 for 4."""
-    blocks = matrix.reshape(len(matrix), -1, block_size)
-    scales = np.abs(blocks).max(axis=2) / np.float32(2 ** (bits - 1) - 1)
-    return QuantizedMatrix(np.rint(blocks / scales[:, :, None]).astype(np.int8), scales, bits=bits)
-
-
+# %% tags=["timing"]
 eight, four = quantize(W, 8), quantize(W, 4)
 print(eight)
 codes, scales = tile_rows(eight.codes.reshape(W.shape), 32), tile_rows(eight.scales, 1)[:, :, 0]
@@ -264,7 +246,6 @@ def eight_bits(codes, scales, x, y):
         y[64 * tile : 64 * tile + 64] = totals
 
 
-# %% tags=["timing"]
 measure("8 bits", codes.nbytes + scales.nbytes, lambda: eight_bits(codes, scales, x, y))
 
 # %% [markdown]
@@ -296,28 +277,22 @@ print(
 #
 # {{ source: minillm.ops.jit.products._multiply_one_row }}
 
-# %%
-forms = {"float32": as_matrix(W), "8 bits": as_matrix(eight), "4 bits": as_matrix(four)}
-for name, matrix in forms.items():
-    print(f"{name:8} in {matrix.codes.dtype!s:8} {8 * llm.ops.num_bytes(matrix) / W.size:5.1f} bits a weight")
-
 # %% tags=["timing"]
+forms = {"float32": as_matrix(W), "8 bits": as_matrix(eight), "4 bits": as_matrix(four)}
 for name, matrix in forms.items():
     measure(f"minillm, {name}", llm.ops.num_bytes(matrix), lambda matrix=matrix: linear(x[None], matrix))
 
 # %% tags=["timing"]
 if plt:
     figure, panels = plt.subplots(1, 2, figsize=(9, 4.2), sharey=True, num="steps", layout="constrained")
-    colours = ["#999999"] + ["#D55E00"] * 2 + ["#0072B2"] * 3 + ["#009E73"] * 3
     for axes, column, label in zip(panels, (0, 1), ("GB/s of weights", "billion weights a second"), strict=True):
-        bars = axes.barh(list(steps), [rates[column] for rates in steps.values()], color=colours)
+        bars = axes.barh(list(steps), [rates[column] for rates in steps.values()], color="#0072B2")
         axes.bar_label(bars, fmt="%.0f", padding=3, fontsize=9)
         axes.set_xlabel(label)
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].invert_yaxis()
     panels[0].axvline(bandwidth / 1e9, color="#555555", linewidth=1, linestyle=":")
-    panels[0].set_title("the dotted line is what can be read", fontsize=9)
-    figure.suptitle("What each step of the kernel reaches")
+    figure.suptitle("What each step of the kernel reaches (dotted: what can be read)")
 
 # %% [markdown]
 # On the left, the bars get about as long as memory allows. On the right is what a user feels: as many bytes a second
@@ -346,22 +321,21 @@ print(f"BLAS, float32, the last: {2 * W.size * T / best_seconds(lambda: rows @ W
 # %%
 for name, matrix in forms.items():
     counts = [changed(lambda rows, matrix=matrix: linear(rows, matrix), T) for T in (2, 5, 64)]
-    print(f"{name:8} outputs changed, of {outputs:,}, with 2, 5 and 64 rows together:", counts)
+    print(f"{name:8} outputs changed, of {outputs:,}, with 2, 5 and 64 rows together:", *counts)
 
 # %% [markdown]
 # ## What do fewer bits cost?
 #
-# Something is lost when weights are rounded, by whoever makes the file. Something more can be lost when they are used:
-# minillm multiplies the codes with float32 inputs, but llama.cpp rounds the *inputs*, too, to 8 bits in blocks of 32,
-# so that it can multiply integers. What does each add, on our random matrix, against float64?
+# Rounding weights loses something, whoever does it. Using them can lose more: minillm multiplies the codes with float32
+# inputs, but llama.cpp rounds the *inputs*, too, to 8 bits in blocks of 32, so that it can multiply integers. What does
+# each add, on our random matrix, against float64?
 
 # %%
 reference = W[:512].astype(np.float64) @ x
 x8 = quantize(x[None], 8).dequantize()[0]
 
 
-def error(y, right):
-    """Relative, root mean square."""
+def error(y, right):  # relative, root mean square
     return np.sqrt(np.mean((y - right) ** 2) / np.mean(right**2))
 
 
@@ -369,17 +343,17 @@ print("         weights rounded   inputs float32   inputs of 8 bits")
 for name, rounded in (("8 bits", eight), ("4 bits", four)):
     weights = rounded.dequantize()[:512].astype(np.float64)
     engine = error(linear(x[None], forms[name])[0, :512], weights @ x)
-    below = f"< {10 ** np.ceil(np.log10(engine)):.0e}"
-    print(f"{name:8} {error(weights @ x, reference):14.2%} {below:>16} {error(weights @ x8, weights @ x):17.2%}")
+    rounding = f"{error(weights @ x, reference):14.2%} {'< 1e-6' if engine < 1e-6 else engine:>16}"
+    print(f"{name:8} {rounding} {error(weights @ x8, weights @ x):17.2%}")
 
 # %% [markdown]
-# The first column is the model's affair: 4 bits cost nearly 20 times as much as 8. (A good file rounds with more care
-# than we did.) The others are the engine's. Inputs of 8 bits cost as much again as weights of 8 bits, in each product
-# of each layer, and more where some inputs are much larger than their neighbours. On our model, float32 inputs give
-# scores within two thousandths of the exact ones, and 8-bit inputs miss the best ones by a few tenths; `minillm bench
-# --peers` measures both. In decode they would gain little: the weights are what is waited for.
+# The first column is the model's affair: 4 bits cost some 16 times as much as 8. The others are the engine's. Inputs
+# of 8 bits cost as much again as weights of 8 bits, in each product of each layer, and more where some inputs are much
+# larger than their neighbours. On our model, float32 inputs give scores within two thousandths of the exact ones, and
+# 8-bit inputs miss the best ones by a few tenths; `minillm bench --peers` measures both. In decode they would gain
+# little: the weights are what is waited for.
 #
-# From a file, then, nothing is lost on the way into the tiles:
+# From a file nothing is lost on the way into the tiles:
 
 # %%
 stored = open_checkpoint(llm.path).tensors["layers.0.mlp.down.weight"]
@@ -392,7 +366,7 @@ print(f"bits a weight: {in_file} in the file, {in_memory} in memory")
 
 # %% [markdown]
 # Memory holds a fifth more than the file, because scales and minimums are widened to float32 when they are loaded, and
-# not at each use: a choice of bytes against work. (The object in between, with a byte for each code, is not kept.)
+# not at each use: a choice of bytes against work.
 #
 # ## What production systems do differently
 #
@@ -401,15 +375,15 @@ print(f"bits a weight: {in_file} in the file, {in_memory} in memory")
 # - **Integer dot products.** llama.cpp [rounds activations to 8 bits](https://github.com/ggml-org/llama.cpp/pull/951)
 #   and multiplies with integer instructions, in code written by hand for each type and instruction set.
 # - **Tensor cores.** A GPU multiplies small *matrices* in one instruction, with inputs of 16 bits or fewer and sums of
-#   32. [Marlin](https://arxiv.org/abs/2408.11743) widens 4-bit weights in registers, with tricks like ours, and stays
-#   close to four times the speed of 16-bit ones up to 16 to 32 rows.
+#   32. [Marlin](https://arxiv.org/abs/2408.11743) widens 4-bit weights in registers and stays close to four times the
+#   speed of 16-bit ones up to 16 to 32 rows.
 # - **Splitting k.** With few rows there are too few tiles for all of a GPU, so libraries cut the sums, too: split-k, or
 #   [stream-k](https://arxiv.org/abs/2301.03598). How a sum is cut then depends on the shape, and so on the batch.
 # - **Batch invariance, for a price.** [He et al.
 #   2025](https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/) trace answers that differ at
-#   temperature 0 to just that, and fix one order for every shape, at some cost in speed. vLLM has such a
-#   [mode](https://docs.vllm.ai/en/latest/features/batch_invariance/), which is off by default. On a CPU, which has
-#   fewer lanes than a matrix has outputs, it costs next to nothing.
+#   temperature 0 to just that, and fix one order for every shape, at some cost in speed. vLLM has a
+#   [mode](https://docs.vllm.ai/en/latest/features/batch_invariance/) for it, off by default. On a CPU, with fewer lanes
+#   than outputs, it costs next to nothing.
 #
 # ## Exercises
 #

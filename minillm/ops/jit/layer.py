@@ -68,7 +68,7 @@ def _or_empty(bias: np.ndarray | None) -> np.ndarray:
     return NO_BIAS if bias is None else bias
 
 
-# Plain arguments and tuples, in the order `fuse` gathers them: Numba takes 2 us to receive these, 8 us for named tuples.
+# Plain arguments and tuples, in the order `fuse` gathers them: Numba takes 2 us to receive these, 8 for named tuples.
 @compiled
 def _layer(
     x,
