@@ -28,11 +28,6 @@ class Sequence:
         """Tokens of the answer so far."""
         return len(self.token_ids) - self.num_prompt_tokens
 
-    @property
-    def generated(self) -> list[int]:
-        """Token ids of the answer so far."""
-        return self.token_ids[self.num_prompt_tokens :]
-
     def __repr__(self):
         return (
             f"Sequence({self.num_prompt_tokens} prompt + {self.num_generated} generated tokens, "

@@ -8,7 +8,7 @@ import numpy as np
 from numba import prange
 
 from minillm.ops.jit.compiling import compiled, compiled_parallel, inlined
-from minillm.ops.jit.tiles import LANES, TiledMatrix, weight
+from minillm.ops.jit.tiles import LANES, weight
 
 EXP_LANES = 64  # numbers `exp` is taken of at once: a loop of fixed length becomes SIMD without a remainder
 
@@ -37,14 +37,9 @@ def exp(x):
     return p * np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
 
 
-def embed(token_ids: np.ndarray, matrix: TiledMatrix) -> np.ndarray:
-    """Row `token_ids[t]` of the embedding matrix [V, D] for every token: [T, D]."""
-    return _embed(token_ids, matrix)
-
-
 @compiled
-def _embed(token_ids, matrix):
-    """A token's row is one lane of its tile."""
+def embed(token_ids, matrix):
+    """Row `token_ids[t]` of the embedding matrix [V, D] for every token: [T, D]. A row is one lane of its tile."""
     rows = np.empty((len(token_ids), matrix.num_inputs), np.float32)
     for t in range(rows.shape[0]):
         tile, lane = divmod(token_ids[t], LANES)

@@ -42,7 +42,7 @@ INTEGER_ZERO = np.float32(2**23)
 class TiledMatrix(NamedTuple):
     """A weight matrix [O, I] in tiles. What is missing to whole tiles and blocks is zero.
 
-    A named tuple, because compiled code takes those: its fields travel as one argument.
+    A named tuple, so that its fields travel as one; `multiply` gets it as a plain one, which Numba receives faster.
     """
 
     codes: np.ndarray  # [O/64, I/Q, Q or Q/8, 64], in one of the four forms
