@@ -74,7 +74,7 @@ class Transformer:
         self.frequencies = ops.as_vector(rope_frequencies(config))
         self.embedding = ops.as_matrix(load("embedding.weight"))
         self.layers = self._load_layers(load)
-        self.fused_layers = [ops.fuse(layer, config.norm_eps) for layer in self.layers]
+        self.fused_layers = ops.fuse(self.layers, config.norm_eps)
         self.final_norm = ops.as_vector(load("final_norm.weight"))
         self.head = self.embedding if config.tie_embeddings else ops.as_matrix(load("head.weight"))
 
@@ -134,10 +134,10 @@ class Transformer:
         angles = ops.rotary_angles(batch.positions, self.frequencies)
         x = ops.embed(batch.token_ids, self.embedding)  # [T, D], and so it stays through all layers
         probe("embedding", x)
-        for index, fused in enumerate(self.fused_layers):
-            if fused and probe is no_probe:
-                x = fused(x, angles, batch, kv_cache, index)
-            else:
+        if self.fused_layers and probe is no_probe:
+            x = self.fused_layers(x, angles, batch, kv_cache)
+        else:
+            for index in range(self.config.num_layers):
                 x = self._layer(x, angles, batch, kv_cache, index, probe)
         if not every_token:
             x = x[batch.query_starts[1:] - 1, :]  # the last token of each chunk
@@ -150,7 +150,7 @@ class Transformer:
     def _layer(
         self, x: Array, angles: tuple[Array, Array], batch: Batch, kv_cache: KVCache, index: int, probe: Probe
     ) -> Array:
-        """One layer: [T, D] -> [T, D]. A backend may bring the same, to the bit, in one compiled piece (`ops.fuse`)."""
+        """One layer: [T, D] -> [T, D]. A backend may bring them all, to the bit, in one compiled piece (`ops.fuse`)."""
         layer, eps, name = self.layers[index], self.config.norm_eps, f"layers.{index}"
         normed = self.ops.rms_norm(x, layer.attention_norm, eps)
         probe(f"{name}.attention_norm", normed)

@@ -105,9 +105,9 @@ def line_of(function, text):
 
 @pytest.mark.parametrize(
     ("environment", "options", "stop", "shape"),
-    [  # the first pass is the warm-up's, of two tokens: four heads of both at once, or a tile of 64 keys
+    [  # the first pass is the warm-up's, of two tokens: four heads of both at once, or one split's 256 keys
         ({}, ["--backend", "numpy"], (reference.attend, "weights = softmax"), (4, 2, 2)),
-        ({"NUMBA_DISABLE_JIT": "1"}, [], (kernels._take_in, "fade = exp"), (64,)),
+        ({"NUMBA_DISABLE_JIT": "1"}, [], (kernels._weigh, "top = largest"), (4, 256)),
     ],
     ids=["numpy", "jit off"],
 )

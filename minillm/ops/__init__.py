@@ -15,7 +15,7 @@ library, and `jit` computes the same as compiled loops. Whoever reads `reference
     swiglu(gate, up)                                         [T, F] -> [T, F]
     num_bytes(matrix)                                        that reading it moves
     to_numpy(array)                                          whatever the backend computes with -> NumPy
-    fuse(layer, eps)                                         a faster way through a whole layer, or None
+    fuse(layers, eps)                                        a faster way through all layers, or None
     set_num_threads(threads)                                 None: as many as there are
     announcing_compilation(announce)                         a context: says so when something must be compiled
 """

@@ -10,7 +10,7 @@ key/value heads, `K` head_dim, `B` block size, `N` blocks. A matrix turns `I` in
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -114,16 +114,17 @@ def write_kv(keys: Array, values: Array, key_blocks: Array, value_blocks: Array,
     Parameters
     ----------
     keys, values : [T, G, K]
-    key_blocks : [N, L, G, K, B], the cache, written in place; positions lie innermost
+    key_blocks : [N, L, G, K, B], the cache, written in place, float32 or float16; positions lie innermost
     value_blocks : [N, L, G, B, K]
     layer : which of the L layers
     slots : int [T], `block * B + offset within the block`
     """
+    xp = keys.__array_namespace__()
     block_size = value_blocks.shape[3]
     for token, slot in enumerate(slots):
         block, offset = divmod(int(slot), block_size)
-        key_blocks[block, layer, :, :, offset] = keys[token, ...]
-        value_blocks[block, layer, :, offset, :] = values[token, ...]
+        key_blocks[block, layer, :, :, offset] = xp.astype(keys[token, ...], key_blocks.dtype)
+        value_blocks[block, layer, :, offset, :] = xp.astype(values[token, ...], value_blocks.dtype)
 
 
 def attention(
@@ -162,6 +163,7 @@ def attention(
         values = xp.permute_dims(xp.take(value_blocks[:, layer, ...], blocks, axis=0), (1, 0, 2, 3))
         keys = xp.reshape(keys, (keys.shape[0], -1, keys.shape[3]))[:, :length, :]
         values = xp.reshape(values, (values.shape[0], -1, values.shape[3]))[:, :length, :]
+        keys, values = xp.astype(keys, queries.dtype), xp.astype(values, queries.dtype)  # of a float16 cache
         attended.append(attend(queries[start:stop, ...], keys, values, xp.asarray(positions[start:stop])))
     return xp.concat(attended, axis=0)
 
@@ -189,8 +191,8 @@ def attend(queries: Array, keys: Array, values: Array, positions: Array) -> Arra
     return xp.permute_dims(weights @ values, (1, 0, 2))
 
 
-def fuse(layer: Any, eps: float) -> None:
-    """No faster way through a layer than operation by operation."""
+def fuse(layers: Sequence[Any], eps: float) -> None:
+    """No faster way through the layers than operation by operation."""
 
 
 def set_num_threads(threads: int | None) -> None:

@@ -9,7 +9,7 @@ from minillm.kv_cache import KVCache
 
 def test_prompts_in_one_batch_and_each_alone(default_gguf):
     llm, random = LLM(default_gguf), np.random.default_rng(0)
-    assert all(llm.transformer.fused_layers)
+    assert llm.transformer.fused_layers
     prompts = [random.integers(0, llm.config.vocab_size, length).tolist() for length in random.integers(1, 40, 32)]
     cache, tables = KVCache(llm.config, num_blocks=32 * 4), []
     for prompt in prompts:

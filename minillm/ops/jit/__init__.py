@@ -1,9 +1,12 @@
 """The operations as compiled loops (Numba): the default on a CPU.
 
     tiles.py       weights laid out for SIMD, in four forms
+    rows.py        the innermost loop: four rows of numbers times a tile
     products.py    matrix products, for one row and for many
     attention.py   attention over the paged cache
-    layer.py       a whole layer in one call
+    layers.py      all layers in one call
+    halves.py      float16, which Numba does not know, as bits
+    prefetching.py asking the memory for what will be needed soon
     pointwise.py   embedding, norm, rotary embedding, activation
     compiling.py   how all of these are compiled, and on how many threads they run
 
@@ -13,7 +16,7 @@ across outputs and never across the terms of a sum, and the compiler is not allo
 
 from minillm.ops.jit.attention import attention, write_kv
 from minillm.ops.jit.compiling import announcing_compilation, set_num_threads
-from minillm.ops.jit.layer import fuse
+from minillm.ops.jit.layers import fuse
 from minillm.ops.jit.pointwise import embed, rms_norm, rotary_angles, rotate, swiglu
 from minillm.ops.jit.products import linear
 from minillm.ops.jit.tiles import as_matrices, as_matrix, as_vector, dequantize, num_bytes, to_numpy

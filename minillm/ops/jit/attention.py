@@ -1,14 +1,15 @@
 """Attention over the paged cache, whose bits depend on a query's own sequence alone.
 
-A query meets the keys of its sequence in *tiles* of 64 neighbouring positions, one after another, and carries three
-things from tile to tile: the largest score so far, the sum of exp(score - largest), and the sum of values weighted
-so. When a larger score turns up, both sums are scaled down to it (online softmax, Milakov & Gimelshein 2018; tiled,
-it is FlashAttention, Dao et al. 2022). Scores are computed for all 64 keys of a tile at once, a SIMD lane each.
+The keys of a sequence are cut into *splits* of 256 positions, which threads take as they come (Flash-Decoding, Dao et
+al. 2023). From a split, a query carries away three things: its largest score, the sum of exp(score - largest), and
+the sum of the values weighted so. When all splits are done they are put together in order, each scaled down to the
+largest score of all: the softmax of all keys, though no one ever saw all the scores (online softmax, Milakov &
+Gimelshein 2018; FlashAttention, Dao et al. 2022).
 
-Tiles are shared: all queries of a prompt's chunk, and all query heads of a group, use the keys that were brought in.
-For a single query there is little to share out among threads, so keys are also cut into *splits* of 512 positions
-that threads take as they come (Flash-Decoding, Dao et al. 2023), combined in order afterwards. Tiles and splits lie
-at absolute positions, so how a prompt was chunked, or who else is in the batch, changes nothing.
+Within a split, 64 neighbouring keys at a time, a *tile*, are brought together out of their blocks and scored at once, a
+SIMD lane each. A tile serves all queries of a prompt's chunk and all query heads of a group before the next is
+brought in. Tiles and splits lie at absolute positions, so how a prompt was chunked, or who else is in the batch,
+changes nothing.
 """
 
 from __future__ import annotations
@@ -18,40 +19,51 @@ import math
 import numpy as np
 from numba import prange
 
-from minillm.ops.jit.compiling import compiled, compiled_parallel, inlined
-from minillm.ops.jit.pointwise import exp
+from minillm.ops.jit.compiling import compiled, compiled_parallel
+from minillm.ops.jit.halves import narrow, stored, widen
+from minillm.ops.jit.pointwise import exp, largest_of_lanes, sum_of_lanes
+from minillm.ops.jit.prefetching import prefetch
+from minillm.ops.jit.rows import ROWS, aligned, multiply_add, whole_rows
+from minillm.ops.jit.tiles import LANES
 
-TILE = 64  # keys that are scored at once
-SPLIT = 512  # keys that one thread takes; a multiple of TILE
+SPLIT = 256  # keys that one thread takes; a multiple of LANES
 QUERIES = 8  # tokens of a sequence that use a tile of keys before the next is brought in
 SLAB = 16  # groups of queries that are worked on together: bounds the memory for what they carry from each split
-PIECE = 16  # numbers of a value that are summed at once
-U0, U1, U2, U3, U4, U5, U6, U7, U8, U9, U10, U11, U12, U13, U14, U15 = map(np.uint64, range(16))
 NOTHING = np.float32(-math.inf)  # the score of a key that must not be seen
 
 
-@compiled
 def write_kv(keys, values, key_blocks, value_blocks, layer, slots):
     """Store each token's key and value [T, G, K] at its slot in a layer of the cache; see `reference`."""
+    keep_kv(keys, values, stored(key_blocks), stored(value_blocks), layer, slots)
+
+
+def attention(queries, key_blocks, value_blocks, layer, positions, query_starts, block_tables):
+    """Causal attention of every token over its own sequence's keys [T, H, K] -> [T, H, K]; see `reference`."""
+    return attend(queries, stored(key_blocks), stored(value_blocks), layer, positions, query_starts, block_tables)
+
+
+@compiled
+def keep_kv(keys, values, key_blocks, value_blocks, layer, slots):
+    """`write_kv`, for other kernels to call: of a float16 cache they have the bits."""
     tokens, kv_heads, head_dim = keys.shape
     block_size = value_blocks.shape[3]
     for t in range(tokens):
         block, offset = divmod(slots[t], block_size)
         for g in range(kv_heads):
             for k in range(head_dim):
-                key_blocks[block, layer, g, k, offset] = keys[t, g, k]
-                value_blocks[block, layer, g, offset, k] = values[t, g, k]
+                key_blocks[block, layer, g, k, offset] = narrow(keys[t, g, k], key_blocks)
+                value_blocks[block, layer, g, offset, k] = narrow(values[t, g, k], value_blocks)
 
 
 @compiled
-def attention(queries, key_blocks, value_blocks, layer, positions, query_starts, block_tables):
-    """Causal attention of every token over its own sequence's keys [T, H, K] -> [T, H, K]; see `reference`."""
+def attend(queries, key_blocks, value_blocks, layer, positions, query_starts, block_tables):
+    """`attention`, for other kernels to call: of a float16 cache they have the bits."""
     attended = np.empty_like(queries)
     starts, owners = _query_groups(query_starts)
     for group in range(0, len(owners), SLAB):
         last = min(group + SLAB, len(owners))
         first, stop = starts[group], starts[last]
-        attended[first:stop] = _attend(
+        attended[first:stop] = _attend_slab(
             queries[first:stop],
             key_blocks,
             value_blocks,
@@ -65,16 +77,21 @@ def attention(queries, key_blocks, value_blocks, layer, positions, query_starts,
 
 
 @compiled
-def _attend(queries, key_blocks, value_blocks, layer, positions, starts, owners, block_tables):
+def _attend_slab(queries, key_blocks, value_blocks, layer, positions, starts, owners, block_tables):
     """Some query groups' attention: every split of the keys on its own, then all of them together."""
     tokens, num_heads, head_dim = queries.shape
     splits = 1 + max(positions) // SPLIT
     largest = np.empty((tokens, num_heads, splits), np.float32)
     total = np.empty((tokens, num_heads, splits), np.float32)
     weighted = np.empty((tokens, num_heads, splits, head_dim), np.float32)
-    _attend_splits(
-        queries, key_blocks, value_blocks, layer, positions, starts, owners, block_tables, largest, total, weighted
-    )
+    carried = largest, total, weighted
+    if tokens == 1 and positions[0] < 32:  # not worth waking a thread for
+        for g in range(value_blocks.shape[2]):
+            _attend_split(
+                0, g, 0, queries, key_blocks, value_blocks, layer, positions, starts, owners, block_tables, carried
+            )
+    else:
+        _attend_splits(queries, key_blocks, value_blocks, layer, positions, starts, owners, block_tables, carried)
     return _combine_splits(positions, largest, total, weighted)
 
 
@@ -94,156 +111,151 @@ def _query_groups(query_starts):
 
 
 @compiled_parallel
-def _attend_splits(
-    queries, key_blocks, value_blocks, layer, positions, starts, owners, block_tables, largest, total, weighted
-):
-    """For each group of queries, key/value head and split of the keys: what the queries carry away from it.
-
-    A group's rows are its tokens times the query heads that share the key/value head.
-    """
-    _, num_heads, head_dim = queries.shape
-    kv_heads = value_blocks.shape[2]
-    heads = num_heads // kv_heads
-    splits = largest.shape[2]
-    padded = -(-head_dim // 8) * 8  # the kernels take eight numbers of a head at a time
+def _attend_splits(queries, key_blocks, value_blocks, layer, positions, starts, owners, block_tables, carried):
+    """All pieces of work, shared among the threads: each group of queries, key/value head and split of the keys."""
+    kv_heads, splits = value_blocks.shape[2], carried[0].shape[2]
     for item in prange(len(owners) * kv_heads * splits):
         group, rest = divmod(np.int64(item), kv_heads * splits)  # Numba counts a parallel loop in unsigned numbers
         g, split = divmod(rest, splits)
-        first, stop = starts[group], starts[group + 1]
-        length = positions[stop - 1] + 1  # the keys that the last of the group may see
-        rows = (stop - first) * heads
-        q = np.zeros((rows, padded), np.float32)
-        for row in range(rows):
-            for k in range(head_dim):
-                q[row, k] = queries[first + row // heads, g * heads + row % heads, k] / np.float32(math.sqrt(head_dim))
-        tops = np.full(rows, NOTHING, np.float32)
-        sums = np.zeros((rows, TILE), np.float32)
-        means = np.zeros((rows, head_dim), np.float32)
-        key_tile = np.zeros((padded, TILE), np.float32)
-        value_tile = np.zeros((TILE, head_dim), np.float32)
-        scores = np.empty(TILE, np.float32)
-        for start in range(split * SPLIT, min((split + 1) * SPLIT, length), TILE):
-            count = min(TILE, length - start)
-            _fetch(key_blocks, value_blocks, layer, g, block_tables, owners[group], start, count, key_tile, value_tile)
-            for row in range(rows):
-                visible = min(count, positions[first + row // heads] + 1 - start)
-                if visible > 0:
-                    _score(q, row, key_tile, visible, scores)
-                    _take_in(scores, visible, value_tile, row, tops, sums, means)
-        for row in range(rows):
-            t, h = first + row // heads, g * heads + row % heads
-            largest[t, h, split] = tops[row]
-            total[t, h, split] = np.float32(0)
-            for lane in range(TILE):
-                total[t, h, split] += sums[row, lane]
-            for k in range(head_dim):
-                weighted[t, h, split, k] = means[row, k]
+        _attend_split(
+            group, g, split, queries, key_blocks, value_blocks, layer, positions, starts, owners, block_tables, carried
+        )
 
 
-@inlined
-def _fetch(key_blocks, value_blocks, layer, g, block_tables, sequence, start, count, key_tile, value_tile):
-    """Bring `count` keys and values from position `start` on out of their blocks, side by side."""
-    head_dim, block_size = key_blocks.shape[3], key_blocks.shape[4]
-    j = 0
-    while j < count:
-        block, offset = block_tables[sequence, (start + j) // block_size], (start + j) % block_size
-        run = min(block_size - offset, count - j)
-        for k in range(head_dim):
-            _copy(key_blocks, block, layer, g, k, offset, run, key_tile, k, j)
-        for x in range(run):
-            _copy(value_blocks, block, layer, g, offset + x, 0, head_dim, value_tile, j + x, 0)
-        j += run
+@compiled
+def _attend_split(
+    group, g, split, queries, key_blocks, value_blocks, layer, positions, starts, owners, block_tables, carried
+):
+    """What a group of queries carries away from one split of one head's keys.
 
-
-@inlined
-def _copy(blocks, block, layer, g, row, start, count, tile, to_row, to_start):
-    """Copy `count` numbers of a block's row into a tile's, sixteen at a time.
-
-    They are read before any is written: so they may be moved at once, for no write can change what is still to be
-    read. The indices are unsigned, for a negative one would count from the end, and testing for that costs as much.
+    Its rows are the group's tokens times the query heads that share the key/value head; made a multiple of four.
     """
-    whole = count - count % 16
-    for i in range(0, whole, 16):
-        r, w = np.uint64(start + i), np.uint64(to_start + i)
-        a0, a1 = blocks[block, layer, g, row, r + U0], blocks[block, layer, g, row, r + U1]
-        a2, a3 = blocks[block, layer, g, row, r + U2], blocks[block, layer, g, row, r + U3]
-        a4, a5 = blocks[block, layer, g, row, r + U4], blocks[block, layer, g, row, r + U5]
-        a6, a7 = blocks[block, layer, g, row, r + U6], blocks[block, layer, g, row, r + U7]
-        a8, a9 = blocks[block, layer, g, row, r + U8], blocks[block, layer, g, row, r + U9]
-        a10, a11 = blocks[block, layer, g, row, r + U10], blocks[block, layer, g, row, r + U11]
-        a12, a13 = blocks[block, layer, g, row, r + U12], blocks[block, layer, g, row, r + U13]
-        a14, a15 = blocks[block, layer, g, row, r + U14], blocks[block, layer, g, row, r + U15]
-        tile[to_row, w + U0], tile[to_row, w + U1], tile[to_row, w + U2], tile[to_row, w + U3] = a0, a1, a2, a3
-        tile[to_row, w + U4], tile[to_row, w + U5], tile[to_row, w + U6], tile[to_row, w + U7] = a4, a5, a6, a7
-        tile[to_row, w + U8], tile[to_row, w + U9], tile[to_row, w + U10], tile[to_row, w + U11] = a8, a9, a10, a11
-        tile[to_row, w + U12], tile[to_row, w + U13], tile[to_row, w + U14], tile[to_row, w + U15] = a12, a13, a14, a15
-    for i in range(whole, count):
-        tile[to_row, to_start + i] = blocks[block, layer, g, row, start + i]
-
-
-@inlined
-def _score(q, row, key_tile, visible, scores):
-    """Query times each of the tile's keys, a lane a key; those out of sight get -infinity."""
-    scores[:] = 0
-    for k in range(0, q.shape[1], 8):
-        q0, q1, q2, q3 = q[row, k], q[row, k + 1], q[row, k + 2], q[row, k + 3]
-        q4, q5, q6, q7 = q[row, k + 4], q[row, k + 5], q[row, k + 6], q[row, k + 7]
-        for lane in range(TILE):
-            s = scores[lane]
-            s += q0 * key_tile[k, lane]
-            s += q1 * key_tile[k + 1, lane]
-            s += q2 * key_tile[k + 2, lane]
-            s += q3 * key_tile[k + 3, lane]
-            s += q4 * key_tile[k + 4, lane]
-            s += q5 * key_tile[k + 5, lane]
-            s += q6 * key_tile[k + 6, lane]
-            s += q7 * key_tile[k + 7, lane]
-            scores[lane] = s
-    for lane in range(visible, TILE):
-        scores[lane] = NOTHING
-
-
-@inlined
-def _take_in(scores, visible, value_tile, row, tops, sums, means):
-    """Turn the tile's scores into weights and add its values, scaling what was there to the largest score so far."""
-    head_dim = means.shape[1]
-    top = tops[row]
-    for lane in range(TILE):
-        top = max(top, scores[lane])
-    fade = exp(tops[row] - top)
-    tops[row] = top
-    for lane in range(TILE):
-        scores[lane] = exp(scores[lane] - top)
-    for lane in range(visible, TILE):
-        scores[lane] = 0
-    for lane in range(TILE):
-        sums[row, lane] = sums[row, lane] * fade + scores[lane]
-    for k in range(head_dim):
-        means[row, k] *= fade
-    whole = head_dim - head_dim % PIECE
-    eights = visible - visible % 8
-    for j in range(0, eights, 8):
-        p0, p1, p2, p3 = scores[j], scores[j + 1], scores[j + 2], scores[j + 3]
-        p4, p5, p6, p7 = scores[j + 4], scores[j + 5], scores[j + 6], scores[j + 7]
-        for first in range(0, whole, PIECE):
-            for lane in range(PIECE):
-                k = first + lane
-                m = means[row, k]
-                m += p0 * value_tile[j, k]
-                m += p1 * value_tile[j + 1, k]
-                m += p2 * value_tile[j + 2, k]
-                m += p3 * value_tile[j + 3, k]
-                m += p4 * value_tile[j + 4, k]
-                m += p5 * value_tile[j + 5, k]
-                m += p6 * value_tile[j + 6, k]
-                m += p7 * value_tile[j + 7, k]
-                means[row, k] = m
-        for k in range(whole, head_dim):
-            for x in range(8):
-                means[row, k] += scores[j + x] * value_tile[j + x, k]
-    for j in range(eights, visible):  # and not one further: 0 times a later token's infinity would be NaN
+    largest, total, weighted = carried
+    head_dim, block_size = queries.shape[2], value_blocks.shape[3]
+    heads = queries.shape[1] // value_blocks.shape[2]
+    first, stop = starts[group], starts[group + 1]
+    rows = (stop - first) * heads
+    start = split * SPLIT
+    seen = min(SPLIT, positions[stop - 1] + 1 - start)  # keys of the split that the last of the group may see
+    if seen <= 0:
+        return
+    table = block_tables[owners[group]]
+    visible = np.empty(whole_rows(rows), np.int64)  # keys of the split that a row may see
+    for row in range(len(visible)):
+        visible[row] = max(0, min(seen, positions[min(first + row // heads, stop - 1)] + 1 - start))
+    weights = _score(_scaled_rows(queries, first, g, heads, rows), key_blocks, layer, g, table, start, seen)
+    _prefetch_block(value_blocks, block_size, table, start, start + seen, layer, g)
+    lanes = np.empty(LANES, np.float32)
+    for row in range(rows):
+        t, h = first + row // heads, g * heads + row % heads
+        largest[t, h, split], total[t, h, split] = _weigh(weights, row, visible[row], lanes)
+    sums = _mix(weights, visible, value_blocks, layer, g, table, start, seen)
+    for row in range(rows):
+        t, h = first + row // heads, g * heads + row % heads
         for k in range(head_dim):
-            means[row, k] += scores[j] * value_tile[j, k]
+            weighted[t, h, split, k] = sums[row, k]
+
+
+@compiled
+def _prefetch_block(blocks, block_size, table, position, end, layer, g):
+    """Ask for one head's keys or values of the block that holds `position`, if that lies before `end`."""
+    if position < end:
+        block = table[position // block_size]
+        start = block * blocks.strides[0] + layer * blocks.strides[1] + g * blocks.strides[2]
+        prefetch(blocks, start, blocks.strides[2])
+
+
+@compiled
+def _scaled_rows(queries, first, g, heads, rows):
+    """A group's queries by row, over sqrt(head_dim); rows of zeros fill them up to a multiple of four."""
+    head_dim = queries.shape[2]
+    scaled = np.zeros((whole_rows(rows), head_dim), np.float32)
+    scale = np.float32(1) / np.float32(math.sqrt(head_dim))
+    for row in range(rows):
+        for k in range(head_dim):
+            scaled[row, k] = queries[first + row // heads, g * heads + row % heads, k] * scale
+    return scaled
+
+
+@compiled
+def _score(q, key_blocks, layer, g, table, start, seen):
+    """Every row's query times each of `seen` keys from position `start` on: [rows, SPLIT], what is behind undefined."""
+    rows, head_dim = q.shape
+    block_size = key_blocks.shape[4]
+    scores = np.empty((rows, SPLIT), np.float32)
+    sums = aligned(ROWS, LANES)
+    j = 0
+    while j < seen:
+        _prefetch_block(key_blocks, block_size, table, start + j + block_size, start + seen, layer, g)
+        keys = key_blocks[table[(start + j) // block_size], layer, g]
+        offset = (start + j) % block_size
+        run = min(block_size - offset, seen - j, LANES)
+        for row in range(0, rows, ROWS):
+            sums[:] = 0
+            multiply_add(sums, q, row, 0, keys, 0, offset, head_dim, run)
+            for r in range(ROWS):
+                for lane in range(run):
+                    scores[np.uint64(row + r), np.uint64(j + lane)] = sums[np.uint64(r), lane]
+        j += run
+    return scores
+
+
+@compiled
+def _weigh(scores, row, visible, lanes):
+    """Turn a row's scores into exp(score - largest), in place, 0 for keys out of sight: the largest, and their sum."""
+    row = np.uint64(row)
+    end = -(-visible // LANES) * LANES
+    for j in range(visible, end):
+        scores[row, j] = NOTHING
+    lanes[:] = NOTHING
+    for first in range(0, end, LANES):
+        for lane in range(LANES):
+            score = scores[row, np.uint64(first + lane)]
+            lanes[lane] = score if score > lanes[lane] else lanes[lane]
+    top = largest_of_lanes(lanes)
+    lanes[:] = 0
+    for first in range(0, end, LANES):
+        for lane in range(LANES):
+            j = np.uint64(first + lane)
+            weight = exp(scores[row, j] - top)
+            scores[row, j] = weight
+            lanes[lane] += weight
+    for j in range(visible, SPLIT):
+        scores[row, j] = 0
+    return top, sum_of_lanes(lanes)
+
+
+@compiled
+def _mix(weights, visible, value_blocks, layer, g, table, start, seen):
+    """Every row's sum of the values from position `start` on, each times its weight: [rows, K]."""
+    rows = len(weights)
+    block_size, head_dim = value_blocks.shape[3], value_blocks.shape[4]
+    mixed = np.zeros((rows, head_dim), np.float32)
+    sums = aligned(ROWS, LANES)
+    for left in range(0, head_dim, LANES):
+        lanes = min(LANES, head_dim - left)
+        for row in range(0, rows, ROWS):
+            sums[:] = 0
+            j = 0
+            while j < seen:
+                _prefetch_block(value_blocks, block_size, table, start + j + block_size, start + seen, layer, g)
+                values = value_blocks[table[(start + j) // block_size], layer, g]
+                offset = (start + j) % block_size
+                end = min(j + block_size - offset, seen)
+                # Rows are in the order of their positions: what the first may see, all may. And not one value
+                # further: 0 times a later token's infinity would be NaN.
+                common = max(0, min(end, visible[row]) - j)
+                multiply_add(sums, weights, row, j, values, offset, left, common, lanes)
+                for r in range(ROWS):
+                    for i in range(j + common, min(end, visible[row + r])):
+                        for lane in range(lanes):
+                            value = widen(values[np.uint64(offset + i - j), np.uint64(left + lane)])
+                            sums[np.uint64(r), lane] += weights[row + r, i] * value
+                j = end
+            for r in range(ROWS):
+                for lane in range(lanes):
+                    mixed[np.uint64(row + r), np.uint64(left + lane)] = sums[np.uint64(r), lane]
+    return mixed
 
 
 @compiled

@@ -8,6 +8,7 @@ import numpy as np
 from numba import prange
 
 from minillm.ops.jit.compiling import compiled, compiled_parallel, inlined
+from minillm.ops.jit.halves import widen_finite
 from minillm.ops.jit.tiles import LANES, weight
 
 EXP_LANES = 64  # numbers `exp` is taken of at once: a loop of fixed length becomes SIMD without a remainder
@@ -47,11 +48,33 @@ def embed(token_ids, matrix):
             block, k = divmod(i, matrix.block_size)
             value = weight(matrix.codes, matrix.zero, tile, block, k // 8, k % 8, lane)
             if len(matrix.scales):
-                value *= matrix.scales[tile, block, lane]
+                value *= widen_finite(matrix.scales[tile, block, lane])
             if len(matrix.minimums):
-                value += matrix.minimums[tile, block, lane]
+                value += widen_finite(matrix.minimums[tile, block, lane])
             rows[t, i] = value
     return rows
+
+
+@inlined
+def sum_of_lanes(lanes):
+    """The sum of LANES numbers, the upper half added to the lower again and again: always in this one order."""
+    width = LANES // 2
+    while width:
+        for lane in range(width):
+            lanes[lane] += lanes[lane + width]
+        width //= 2
+    return lanes[0]
+
+
+@inlined
+def largest_of_lanes(lanes):
+    """The largest of LANES numbers."""
+    width = LANES // 2
+    while width:
+        for lane in range(width):
+            lanes[lane] = lanes[lane] if lanes[lane] > lanes[lane + width] else lanes[lane + width]
+        width //= 2
+    return lanes[0]
 
 
 @compiled
@@ -59,10 +82,16 @@ def rms_norm(x, weight, eps):
     """Scale every row of [T, D] to a root mean square of one, then by `weight`."""
     normed = np.empty_like(x)
     rows, hidden = x.shape
+    lanes = np.empty(LANES, np.float32)
+    whole = hidden - hidden % LANES
     for row in range(rows):
-        squares = np.float32(0)
-        for i in range(hidden):
-            squares += x[row, i] * x[row, i]
+        lanes[:] = 0
+        for first in range(0, whole, LANES):
+            for lane in range(LANES):
+                lanes[lane] += x[row, first + lane] * x[row, first + lane]
+        for i in range(whole, hidden):
+            lanes[i - whole] += x[row, i] * x[row, i]
+        squares = sum_of_lanes(lanes)
         scale = np.float32(1) / np.float32(math.sqrt(squares / np.float32(hidden) + np.float32(eps)))
         for i in range(hidden):
             normed[row, i] = x[row, i] * scale * weight[i]
@@ -101,28 +130,42 @@ def rotate(heads, cosines, sines):
 def swiglu(gate, up):
     """The gated activation of the feed-forward layer, `silu(gate) * up`: [T, F] twice -> [T, F]."""
     gated = np.empty_like(gate)
-    if len(gate) == 1:  # not worth waking a thread for
-        _swiglu_row(gate, up, gated, 0)
-    else:
-        _swiglu_rows(gate, up, gated)
+    _swiglu(gate, up, 0, gated)
     return gated
 
 
-@compiled_parallel
-def _swiglu_rows(gate, up, gated):
-    for row in prange(len(gate)):
-        _swiglu_row(gate, up, gated, row)
+@compiled
+def swiglu_joined(product, up_start, features):
+    """The same of one matrix [T, ...] whose first F columns are the gate, and those from `up_start` on the rest."""
+    gated = np.empty((len(product), features), np.float32)
+    _swiglu(product, product, up_start, gated)
+    return gated
 
 
 @compiled
-def _swiglu_row(gate, up, gated, row):
-    features = gate.shape[1]
+def _swiglu(gate, up, up_start, gated):
+    if len(gate) == 1:  # not worth waking a thread for
+        _swiglu_row(gate, up, up_start, gated, 0)
+    else:
+        _swiglu_rows(gate, up, up_start, gated)
+
+
+@compiled_parallel
+def _swiglu_rows(gate, up, up_start, gated):
+    for row in prange(len(gate)):
+        _swiglu_row(gate, up, up_start, gated, row)
+
+
+@compiled
+def _swiglu_row(gate, up, up_start, gated, row):
+    features = gated.shape[1]
     whole = features - features % EXP_LANES
     for first in range(0, whole, EXP_LANES):
         for lane in range(EXP_LANES):
-            gated[row, first + lane] = _silu(gate[row, first + lane]) * up[row, first + lane]
+            i = first + lane
+            gated[row, i] = _silu(gate[row, i]) * up[row, up_start + i]
     for i in range(whole, features):
-        gated[row, i] = _silu(gate[row, i]) * up[row, i]
+        gated[row, i] = _silu(gate[row, i]) * up[row, up_start + i]
 
 
 @inlined

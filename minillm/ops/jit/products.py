@@ -14,12 +14,21 @@ from numba import prange
 
 from minillm.ops import reference
 from minillm.ops.jit.compiling import compiled, compiled_parallel, inlined
+from minillm.ops.jit.halves import widen_finite
+from minillm.ops.jit.prefetching import AHEAD, prefetch
+from minillm.ops.jit.rows import ROWS, U0, U1, U2, U3, aligned, multiply_add, whole_rows
 from minillm.ops.jit.tiles import LANES, TiledMatrix, dequantize, weight
 
 # With the compiler off, a product with more weights than this is handed to NumPy: as a Python loop, one token of the
 # default model would take minutes. Smaller products stay steppable.
 LARGEST_INTERPRETED_PRODUCT = 100_000
 
+FEW = 3  # rows for which widening a block of weights does not pay
+WIDE = 3  # tiles of outputs that many rows are multiplied with at once: measured, 15 % faster than one
+SLAB = 64  # rows that one thread takes at once, at most
+PIECES = 12  # of work that there should be: threads then end nearly together
+
+U4, U5, U6, U7 = map(np.uint64, range(4, 8))
 NO_BIAS = np.empty(0, np.float32)
 
 
@@ -42,17 +51,14 @@ def linear(x: np.ndarray, matrix: TiledMatrix, bias: np.ndarray | None = None) -
 def multiply(x, matrix, bias):
     """`linear`, for other kernels to call. The matrix is a plain tuple: Numba is slow at receiving named ones."""
     codes, scales, minimums, zero, block_size, outputs, _ = matrix
-    rows, inputs = x.shape
-    blocks = codes.shape[1]
-    if inputs < blocks * block_size:
-        padded = np.zeros((rows, blocks * block_size), np.float32)
-        padded[:, :inputs] = x
-        x = padded
-    sums = np.empty((rows, minimums.shape[1]), np.float32)
+    rows = len(x)
+    few = rows <= FEW
+    x = _padded(x, rows if few else whole_rows(rows), codes.shape[1] * block_size)
+    sums = np.empty((len(x), minimums.shape[1]), np.float32)
     _sum_blocks(x, sums)
     product = np.empty((rows, outputs), np.float32)
-    if rows == 1:
-        _multiply_one_row(x, sums, codes, zero, scales, minimums, product)
+    if few:
+        _multiply_few_rows(x, sums, codes, zero, scales, minimums, product)
     else:
         _multiply_rows(x, sums, codes, zero, scales, minimums, product)
     if len(bias):
@@ -60,6 +66,16 @@ def multiply(x, matrix, bias):
             for output in range(outputs):
                 product[row, output] += bias[output]
     return product
+
+
+@compiled
+def _padded(x, rows, inputs):
+    """`x` with zeros added to so many rows and inputs."""
+    if x.shape == (rows, inputs):
+        return x
+    padded = np.zeros((rows, inputs), np.float32)
+    padded[: x.shape[0], : x.shape[1]] = x
+    return padded
 
 
 @compiled
@@ -78,110 +94,137 @@ def _sum_blocks(x, sums):
 
 
 @compiled_parallel
-def _multiply_one_row(x, sums, codes, zero, scales, minimums, product):
-    """Decode's product: reads every weight once, so it runs at the memory's speed.
+def _multiply_few_rows(x, sums, codes, zero, scales, minimums, product):
+    """Decode's product: brings in every weight once, so it should run at the memory's speed.
 
-    Eight inputs a step keep the lanes' running sums in registers between a load and a store.
+    Eight inputs a step; the tile's 64 running sums stay in registers from step to step. Rows take turns at a tile,
+    which is still in the cache for the second.
     """
     tiles, blocks, _, _ = codes.shape
-    steps = x.shape[1] // blocks // 8
+    block_size = x.shape[1] // blocks
     for tile in prange(tiles):
-        total = np.zeros((1, LANES), np.float32)
-        partial = np.empty((1, LANES), np.float32)
-        for block in range(blocks):
-            partial[:] = 0
-            for step in range(steps):
-                i = (block * steps + step) * 8
-                x0, x1, x2, x3 = x[0, i], x[0, i + 1], x[0, i + 2], x[0, i + 3]
-                x4, x5, x6, x7 = x[0, i + 4], x[0, i + 5], x[0, i + 6], x[0, i + 7]
-                for lane in range(LANES):
-                    s = partial[0, lane]
-                    s += x0 * weight(codes, zero, tile, block, step, 0, lane)
-                    s += x1 * weight(codes, zero, tile, block, step, 1, lane)
-                    s += x2 * weight(codes, zero, tile, block, step, 2, lane)
-                    s += x3 * weight(codes, zero, tile, block, step, 3, lane)
-                    s += x4 * weight(codes, zero, tile, block, step, 4, lane)
-                    s += x5 * weight(codes, zero, tile, block, step, 5, lane)
-                    s += x6 * weight(codes, zero, tile, block, step, 6, lane)
-                    s += x7 * weight(codes, zero, tile, block, step, 7, lane)
-                    partial[0, lane] = s
-            _add_block(total, 0, partial, 0, tile, block, scales, sums, minimums)
-        for lane in range(min(LANES, product.shape[1] - tile * LANES)):
-            product[0, tile * LANES + lane] = total[0, lane]
+        total, partial = aligned(1, LANES), aligned(1, LANES)
+        partial[:] = 0
+        for row in range(len(product)):
+            total[:] = 0
+            for block in range(blocks):
+                if row == 0:
+                    prefetch(codes, (tile * blocks + block) * codes.strides[1] + AHEAD, codes.strides[1])
+                for step in range(block_size // 8):
+                    r, i = np.uint64(row), np.uint64(block * block_size + 8 * step)
+                    x0, x1, x2, x3 = x[r, i], x[r, i + U1], x[r, i + U2], x[r, i + U3]
+                    x4, x5, x6, x7 = x[r, i + U4], x[r, i + U5], x[r, i + U6], x[r, i + U7]
+                    for lane in range(LANES):
+                        s = partial[0, lane]
+                        s += x0 * weight(codes, zero, tile, block, step, 0, lane)
+                        s += x1 * weight(codes, zero, tile, block, step, 1, lane)
+                        s += x2 * weight(codes, zero, tile, block, step, 2, lane)
+                        s += x3 * weight(codes, zero, tile, block, step, 3, lane)
+                        s += x4 * weight(codes, zero, tile, block, step, 4, lane)
+                        s += x5 * weight(codes, zero, tile, block, step, 5, lane)
+                        s += x6 * weight(codes, zero, tile, block, step, 6, lane)
+                        s += x7 * weight(codes, zero, tile, block, step, 7, lane)
+                        partial[0, lane] = s
+                inputs = sums[np.uint64(row), np.uint64(block)] if len(minimums) else np.float32(0)
+                _add_block(total, partial, tile, block, inputs, scales, minimums)
+            for lane in range(min(LANES, product.shape[1] - tile * LANES)):
+                product[row, tile * LANES + lane] = total[0, lane]
 
 
 @inlined
-def _add_block(total, row, partial, r, tile, block, scales, sums, minimums):
-    """Take a block's sums into the outputs' chains: times the scale, plus the minimum times the inputs' sum."""
+def _add_block(total, partial, tile, block, inputs, scales, minimums):
+    """Take a block's 64 sums into the outputs' chains: times the scale, plus the minimum times the sum of the inputs.
+
+    `partial` is zero afterwards.
+    """
+    tile, block = np.uint64(tile), np.uint64(block)
     if len(scales) == 0:
         for lane in range(LANES):
-            total[row, lane] += partial[r, lane]
-        return
-    for lane in range(LANES):
-        total[row, lane] += partial[r, lane] * scales[tile, block, lane]
-    if len(minimums):
+            total[U0, lane] += partial[U0, lane]
+            partial[U0, lane] = 0
+    elif len(minimums) == 0:
         for lane in range(LANES):
-            total[row, lane] += sums[row, block] * minimums[tile, block, lane]
+            total[U0, lane] += partial[U0, lane] * widen_finite(scales[tile, block, lane])
+            partial[U0, lane] = 0
+    else:
+        for lane in range(LANES):
+            t = total[U0, lane] + partial[U0, lane] * widen_finite(scales[tile, block, lane])
+            total[U0, lane] = t + inputs * widen_finite(minimums[tile, block, lane])
+            partial[U0, lane] = 0
 
 
 @compiled_parallel
 def _multiply_rows(x, sums, codes, zero, scales, minimums, product):
-    """Prefill's product, [T, I] -> [T, O]: the same chain a row; a block of weights is widened once for all.
+    """Prefill's product, [T, I] -> [T, O]: the same chain a row; a block of weights is widened once for many rows.
 
-    Four rows share each weight that is loaded, and their 4 x 64 running sums just fit the registers. Four inputs
-    a turn keep them there. The last one to three rows go alone, through the same chain.
+    A piece of work is 64 rows, fewer where pieces would be too few for the threads, times three tiles of outputs; times
+    one, where rows are so few that it is the weights' coming that takes the time: they come best from one place.
+
+    The *bench* is what the innermost loops work on, small enough to stay in the cache: four rows of sums within a
+    block, below them the block's weights widened, below those its scales and its minimums. `x` is of whole fours of
+    rows.
     """
     tiles, blocks, _, _ = codes.shape
-    rows, outputs = product.shape
     block_size = x.shape[1] // blocks
-    fours = rows - rows % 4
-    for tile in prange(tiles):
-        total = np.zeros((rows, LANES), np.float32)
-        partial = np.empty((4, LANES), np.float32)
-        weights = np.empty((block_size, LANES), np.float32)
+    wide = WIDE if len(x) > 8 else 1
+    groups, slab_size = -(-tiles // wide), SLAB
+    while slab_size > 8 and groups * -(-len(x) // slab_size) < PIECES:
+        slab_size //= 2
+    slabs = -(-len(x) // slab_size)
+    for item in prange(groups * slabs):
+        group, slab = divmod(np.int64(item), slabs)  # Numba counts a parallel loop in unsigned numbers
+        first_tile, first_row = group * wide, slab * slab_size
+        width, rows = min(wide, tiles - first_tile), min(slab_size, len(x) - first_row)
+        lanes = width * LANES
+        # As wide in any case: where the compiler knows the distance from row to row, the loops become faster.
+        totals = aligned(rows, WIDE * LANES)
+        bench = aligned(ROWS + block_size + 2, WIDE * LANES)
+        totals[:] = 0
+        bench[:] = 0
         for block in range(blocks):
-            first = block * block_size
-            for step in range(block_size // 8):
-                for j in range(8):
-                    for lane in range(LANES):
-                        weights[8 * step + j, lane] = weight(codes, zero, tile, block, step, j, lane)
-            for row in range(0, fours, 4):
-                partial[:] = 0
-                for k in range(0, block_size, 4):
-                    i = first + k
-                    a0, a1, a2, a3 = x[row, i], x[row, i + 1], x[row, i + 2], x[row, i + 3]
-                    b0, b1, b2, b3 = x[row + 1, i], x[row + 1, i + 1], x[row + 1, i + 2], x[row + 1, i + 3]
-                    c0, c1, c2, c3 = x[row + 2, i], x[row + 2, i + 1], x[row + 2, i + 2], x[row + 2, i + 3]
-                    d0, d1, d2, d3 = x[row + 3, i], x[row + 3, i + 1], x[row + 3, i + 2], x[row + 3, i + 3]
-                    for lane in range(LANES):
-                        w0, w1 = weights[k, lane], weights[k + 1, lane]
-                        w2, w3 = weights[k + 2, lane], weights[k + 3, lane]
-                        a, b, c, d = partial[0, lane], partial[1, lane], partial[2, lane], partial[3, lane]
-                        a += a0 * w0
-                        b += b0 * w0
-                        c += c0 * w0
-                        d += d0 * w0
-                        a += a1 * w1
-                        b += b1 * w1
-                        c += c1 * w1
-                        d += d1 * w1
-                        a += a2 * w2
-                        b += b2 * w2
-                        c += c2 * w2
-                        d += d2 * w2
-                        a += a3 * w3
-                        b += b3 * w3
-                        c += c3 * w3
-                        d += d3 * w3
-                        partial[0, lane], partial[1, lane], partial[2, lane], partial[3, lane] = a, b, c, d
-                for r in range(4):
-                    _add_block(total, row + r, partial, r, tile, block, scales, sums, minimums)
-            for row in range(fours, rows):
-                partial[0, :] = 0
-                for k in range(block_size):
-                    for lane in range(LANES):
-                        partial[0, lane] += x[row, first + k] * weights[k, lane]
-                _add_block(total, row, partial, 0, tile, block, scales, sums, minimums)
-        for row in range(rows):
-            for lane in range(min(LANES, outputs - tile * LANES)):
-                product[row, tile * LANES + lane] = total[row, lane]
+            for i in range(width):
+                _widen_block(codes, zero, scales, minimums, first_tile + i, block, bench, i * LANES)
+            for row in range(0, rows, ROWS):
+                multiply_add(bench, x, first_row + row, block * block_size, bench, ROWS, 0, block_size, lanes)
+                _add_blocks(totals, row, bench, lanes, sums, first_row + row, block)
+        left = first_tile * LANES
+        for row in range(min(rows, len(product) - first_row)):
+            for lane in range(min(lanes, product.shape[1] - left)):
+                product[first_row + row, left + lane] = totals[row, lane]
+
+
+@inlined
+def _widen_block(codes, zero, scales, minimums, tile, block, bench, left):
+    """A tile's weights of one block, its scales and its minimums, as float32 onto the bench, from lane `left` on."""
+    tile, block, left = np.uint64(tile), np.uint64(block), np.uint64(left)
+    block_size = len(bench) - ROWS - 2
+    for step in range(block_size // 8):
+        for j in range(8):
+            k = np.uint64(ROWS + 8 * step + j)
+            for lane in range(LANES):
+                bench[k, left + np.uint64(lane)] = weight(codes, zero, tile, block, step, j, lane)
+    k = np.uint64(ROWS + block_size)
+    for lane in range(LANES):
+        o = left + np.uint64(lane)
+        bench[k, o] = widen_finite(scales[tile, block, lane]) if len(scales) else np.float32(1)
+    if len(minimums):
+        for lane in range(LANES):
+            bench[k + U1, left + np.uint64(lane)] = widen_finite(minimums[tile, block, lane])
+
+
+@inlined
+def _add_blocks(totals, row, bench, lanes, sums, sums_row, block):
+    """`_add_block` for four rows and several tiles, whose scales and minimums are on the bench."""
+    scale = np.uint64(len(bench) - 2)
+    for r in range(ROWS):
+        t, r = np.uint64(row + r), np.uint64(r)
+        if sums.shape[1] == 0:
+            for lane in range(lanes):
+                totals[t, lane] += bench[r, lane] * bench[scale, lane]
+                bench[r, lane] = 0
+        else:
+            inputs = sums[np.uint64(sums_row) + r, np.uint64(block)]
+            for lane in range(lanes):
+                total = totals[t, lane] + bench[r, lane] * bench[scale, lane]
+                totals[t, lane] = total + inputs * bench[scale + U1, lane]
+                bench[r, lane] = 0

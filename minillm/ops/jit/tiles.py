@@ -6,15 +6,15 @@ Weights come in four forms, and `weight` reads any of them:
 
     float32     as they are
     bfloat16    the upper half of a float32, in uint16
-    8 bits      code + 128, in uint8
-    4 bits      codes from 0 to 15, those of eight neighbouring inputs in one uint32: [O/64, I/Q, Q/8, 64]
+    8 bits      codes from 0 to 255, those of four neighbouring inputs in one word of 32 bits: [O/64, I/Q, Q/4, 64]
+    4 bits      codes from 0 to 15, those of eight neighbouring inputs in one word: [O/64, I/Q, Q/8, 64]
 
-Integer codes come with a scale, and perhaps a minimum, per block and output (see `minillm/quantization.py`).
+Integer codes come with a scale, and perhaps a minimum, per block and output (see `minillm/quantization.py`), in float16
+where nothing is lost by it.
 
-Measured on a 2-core AVX-512 server that reads memory at 49 GB/s, and a 64 MB array, half of it in cache, at 75: one row
-times a large matrix reads 8-bit weights at 56 GB/s and 4-bit ones at 64. So 4-bit weights stay 4 bits wide, and a
-product with them takes half the time. The form matters: two codes a byte, as files have it, came to 31 GB/s there, and
-8 bits through the conversion instruction to 39, for widening a byte to a lane is what that processor is slowest at.
+4-bit weights stay 4 bits wide: decode waits for memory, and so a product with them takes half the time. The form
+matters. Two codes a byte, as files have it, came to half the speed of words, for widening a byte to a lane is what a
+processor with AVX-512 is slowest at; a word is loaded once and serves eight times.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from numba.extending import overload
 from numba.np.numpy_support import as_dtype
 
 from minillm.ops.jit.compiling import compiled_parallel
+from minillm.ops.jit.halves import as_halves
 from minillm.quantization import QuantizedMatrix
 
 LANES = 64  # outputs a tile holds; measured: clearly faster than 16 or 32
 FLOAT_BLOCK = 32  # inputs a block holds where the weights are floats and no scale says how many
 
-# A float32 of 2^23 or more has no bits left for a fraction: its lowest bits count ones. So putting an integer's bits
-# there and taking 2^23 off again makes the integer a float, exactly, and faster than the conversion instruction.
-INTEGER_BITS = np.uint32(0x4B000000)  # the float32 2^23
-INTEGER_ZERO = np.float32(2**23)
+# Of a float32 of 2^23 or a little more, the fraction's lowest bit counts one. So an integer's bits put there, and 2^23
+# taken off again, make the integer a float, exactly, and faster than the conversion instruction. Where the integer lies
+# `place` bits further up in its word it need not be moved: then it is 2^(23 - place) whose bit there counts one.
+EXPONENT = np.uint32(127 + 23)  # of 2^23, as float32 writes exponents
 
 
 class TiledMatrix(NamedTuple):
@@ -45,10 +46,10 @@ class TiledMatrix(NamedTuple):
     A named tuple, so that its fields travel as one; `multiply` gets it as a plain one, which Numba receives faster.
     """
 
-    codes: np.ndarray  # [O/64, I/Q, Q or Q/8, 64], in one of the four forms
-    scales: np.ndarray  # float32 [O/64, I/Q, 64], or of length 0 for floats
+    codes: np.ndarray  # [O/64, I/Q, Q or Q/4 or Q/8, 64], in one of the four forms
+    scales: np.ndarray  # [O/64, I/Q, 64], float32 or the bits of float16; of length 0 for floats
     minimums: np.ndarray  # the same, or of length 0 where the type has none
-    zero: np.float32  # of integer codes: 2^23 + the code that means 0
+    zero: np.float32  # of integer codes: the code that means 0
     block_size: int  # Q
     num_outputs: int  # O
     num_inputs: int  # I
@@ -86,21 +87,17 @@ def as_matrix(weights: np.ndarray | QuantizedMatrix) -> TiledMatrix:
     outputs, _, block_size = weights.codes.shape
     if block_size % 8:
         raise ValueError(f"blocks of {block_size} inputs; the kernels take eight at a time, so 8, 16, 24, ...")
-    codes = weights.codes.reshape(weights.shape)
-    if weights.bits == 4:
-        offset = 0 if weights.minimums is not None else 8  # -8..7 without a minimum, 0..15 with one
-        if codes.min(initial=-offset) < -offset or codes.max(initial=-offset) > 15 - offset:
-            raise ValueError(f"codes from {codes.min()} to {codes.max()} are not of 4 bits")
-        tiles = np.zeros((-(-outputs // LANES), codes.shape[1] // block_size, block_size // 8, LANES), np.uint32)
-        _pack_words(codes, offset, tiles)
-    else:
-        offset = 128
-        tiles = tile_rows(codes, block_size).view(np.uint8) ^ np.uint8(128)  # -128..127 -> 0..255
+    bits, codes = weights.bits, weights.codes.reshape(weights.shape)
+    zero = 128 if bits == 8 else 0 if weights.minimums is not None else 8  # stored is code + zero, never negative
+    if bits == 4 and (codes.min(initial=-zero) < -zero or codes.max(initial=-zero) > 15 - zero):
+        raise ValueError(f"codes from {codes.min()} to {codes.max()} are not of 4 bits")
+    tiles = np.zeros((-(-outputs // LANES), codes.shape[1] // block_size, block_size * bits // 32, LANES), WORDS[bits])
+    _pack_words(codes, zero, bits, tiles.view(np.uint32))  # of one type, to be compiled once
     return TiledMatrix(
         codes=tiles,
-        scales=tile_rows(weights.scales, 1)[:, :, 0],
-        minimums=none if weights.minimums is None else tile_rows(weights.minimums, 1)[:, :, 0],
-        zero=INTEGER_ZERO + np.float32(offset),
+        scales=as_halves(tile_rows(weights.scales, 1)[:, :, 0]),
+        minimums=none if weights.minimums is None else as_halves(tile_rows(weights.minimums, 1)[:, :, 0]),
+        zero=np.float32(zero),
         block_size=block_size,
         num_outputs=outputs,
         num_inputs=codes.shape[1],
@@ -115,7 +112,8 @@ def as_matrices(weights: Iterable[np.ndarray | QuantizedMatrix]) -> list[TiledMa
     """
     matrices = [as_matrix(matrix) for matrix in weights]
     kinds = {
-        (m.codes.dtype, m.zero, m.block_size, m.num_inputs, len(m.scales) > 0, len(m.minimums) > 0) for m in matrices
+        (m.codes.dtype, m.scales.dtype, m.minimums.dtype, len(m.minimums) > 0, m.zero, m.block_size, m.num_inputs)
+        for m in matrices
     }
     if len(kinds) > 1:
         return matrices
@@ -158,19 +156,20 @@ def tile_rows(matrix: np.ndarray, block_size: int) -> np.ndarray:
 
 
 @compiled_parallel
-def _pack_words(codes, offset, words):
-    """Eight neighbouring inputs' codes, four bits each, into one word; the first lies lowest."""
+def _pack_words(codes, zero, bits, words):
+    """Neighbouring inputs' codes, `bits` each, into one word of 32 bits; the first lies lowest."""
     outputs = codes.shape[0]
     tiles, blocks, steps, _ = words.shape
+    together = 32 // bits
     for tile in prange(tiles):
         for lane in range(min(LANES, outputs - np.int64(tile) * LANES)):
             row = np.int64(tile) * LANES + lane
             for block in range(blocks):
                 for step in range(steps):
-                    first = (block * steps + step) * 8
+                    first = (block * steps + step) * together
                     word = np.uint32(0)
-                    for j in range(8):
-                        word |= np.uint32(codes[row, first + j] + offset) << np.uint32(4 * j)
+                    for j in range(together):
+                        word |= np.uint32(codes[row, first + j] + zero) << np.uint32(bits * j)
                     words[tile, block, step, lane] = word
 
 
@@ -186,19 +185,29 @@ def _bfloat16(codes, zero, tile, block, step, j, lane):
 
 
 def _eight_bits(codes, zero, tile, block, step, j, lane):
-    return np.uint32(INTEGER_BITS | np.uint32(codes[tile, block, 8 * step + j, lane])).view(np.float32) - zero
+    word = np.uint32(codes[tile, block, 2 * step + j // 4, lane])
+    far = np.uint32(16 if j % 4 > 1 else 0)  # a float32's fraction has 23 bits: codes beyond are brought into its reach
+    place = np.uint32(8 * (j % 2))
+    exponent = np.uint32(np.uint32(EXPONENT - place) << np.uint32(23))
+    code = np.uint32(np.uint32(word >> far) & np.uint32(np.uint32(255) << place))
+    return np.uint32(exponent | code).view(np.float32) - (exponent.view(np.float32) + zero)
 
 
 def _four_bits(codes, zero, tile, block, step, j, lane):
-    code = np.uint32(codes[tile, block, step, lane] >> np.uint32(4 * j)) & np.uint32(15)
-    return np.uint32(INTEGER_BITS | code).view(np.float32) - zero
+    word = codes[tile, block, step, lane]
+    far = np.uint32(12 if j > 4 else 0)
+    place = np.uint32(np.uint32(4 * j) - far)
+    exponent = np.uint32(np.uint32(EXPONENT - place) << np.uint32(23))
+    code = np.uint32(np.uint32(word >> far) & np.uint32(np.uint32(15) << place))
+    return np.uint32(exponent | code).view(np.float32) - (exponent.view(np.float32) + zero)
 
 
+WORDS = {8: np.dtype(np.int32), 4: np.dtype(np.uint32)}  # the same 32 bits: the type is how kernels tell the two apart
 FORMS = {
     np.dtype(np.float32): _float32,
     np.dtype(np.uint16): _bfloat16,
-    np.dtype(np.uint8): _eight_bits,
-    np.dtype(np.uint32): _four_bits,
+    WORDS[8]: _eight_bits,
+    WORDS[4]: _four_bits,
 }
 
 
@@ -219,10 +228,14 @@ def dequantize(matrix: TiledMatrix) -> np.ndarray:
     values = np.empty((tiles, blocks, matrix.block_size, LANES), np.float32)
     _widen(matrix.codes, matrix.zero, values)
     if len(matrix.scales):
-        values *= matrix.scales[:, :, None, :]
+        values *= _widened(matrix.scales)[:, :, None, :]
     if len(matrix.minimums):
-        values += matrix.minimums[:, :, None, :]
+        values += _widened(matrix.minimums)[:, :, None, :]
     return values.transpose(0, 3, 1, 2).reshape(tiles * LANES, -1)[: matrix.num_outputs, : matrix.num_inputs]
+
+
+def _widened(scales: np.ndarray) -> np.ndarray:
+    return scales if scales.dtype == np.float32 else scales.view(np.float16).astype(np.float32)
 
 
 @compiled_parallel

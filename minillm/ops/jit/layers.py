@@ -1,0 +1,164 @@
+"""All layers in one call: what `Transformer._layer` says, again and again, compiled into one piece.
+
+At four thousandths of a second a token, Python's share counts: sixteen calls a layer, a microsecond or two each, come
+to a fifth of a decode step, and one call a layer still to a tenth, so many arrays has Numba to receive. The kernels
+are the very same, so are the bits; `Transformer._layer` remains the definition, and runs whenever somebody watches
+with a probe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numba
+import numpy as np
+
+from minillm.ops.jit.attention import attend, keep_kv
+from minillm.ops.jit.compiling import compiled
+from minillm.ops.jit.halves import stored
+from minillm.ops.jit.pointwise import rms_norm, rotate, swiglu_joined
+from minillm.ops.jit.products import NO_BIAS, multiply
+from minillm.ops.jit.tiles import LANES, TiledMatrix, joined
+
+
+def fuse(layers: Sequence[Any], eps: float) -> Callable | None:
+    """The compiled pass through all layers (each a `minillm.transformer.Layer`): `(x, angles, batch, kv_cache) -> x`.
+
+    Queries, keys and values come out of one product, and so do gate and up: fewer, larger pieces of work to share
+    among the threads. None where their weights do not lie side by side, and with the compiler off, where the readable
+    pass is as fast and can be stepped through.
+    """
+    qkv, output, gate_up, down = (
+        _stacked([[getattr(layer, name).weight for name in names] for layer in layers])
+        for names in (["q", "k", "v"], ["output"], ["gate", "up"], ["down"])
+    )
+    if numba.config.DISABLE_JIT or None in (qkv, output, gate_up, down):
+        return None
+    first = layers[0]
+    weights = (
+        np.float32(eps),
+        np.stack([layer.attention_norm for layer in layers]),
+        np.stack([layer.mlp_norm for layer in layers]),
+        tuple(qkv),
+        tuple(_biases([getattr(layer, name) for layer in layers]) for name in "qkv"),
+        (first.q.weight.num_outputs, first.k.weight.num_outputs),
+        tuple(output),
+        _biases([layer.output for layer in layers]),
+        tuple(gate_up),
+        tuple(_biases([getattr(layer, name) for layer in layers]) for name in ("gate", "up")),
+        first.gate.weight.num_outputs,
+        tuple(down),
+        _biases([layer.down for layer in layers]),
+    )
+
+    def forward(x, angles, batch, kv_cache):
+        return _layers(
+            x,
+            *angles,
+            stored(kv_cache.keys),
+            stored(kv_cache.values),
+            batch.positions,
+            batch.slots,
+            batch.query_starts,
+            batch.block_tables,
+            *weights,
+        )
+
+    return forward
+
+
+def _stacked(matrices: Sequence[Sequence[TiledMatrix]]) -> TiledMatrix | None:
+    """Every layer's matrices end to end, each layer's joined to one, whose outputs `num_outputs` counts."""
+    stack = joined([matrix for of_layer in matrices for matrix in of_layer])
+    of_layer = joined(matrices[0]) if len(matrices[0]) > 1 else matrices[0][0]
+    return stack and stack._replace(num_outputs=of_layer.num_outputs)
+
+
+def _biases(linears: Sequence[Any]) -> np.ndarray:
+    """The biases of all layers, [L, O], or [L, 0] where there are none."""
+    return np.stack([NO_BIAS if linear.bias is None else linear.bias for linear in linears])
+
+
+# Plain arguments and tuples, in the order `fuse` gathers them: Numba takes 2 us to receive these, 8 for named tuples.
+@compiled
+def _layers(
+    x,
+    cosines,
+    sines,
+    key_blocks,
+    value_blocks,
+    positions,
+    slots,
+    query_starts,
+    block_tables,
+    eps,
+    attention_norms,
+    mlp_norms,
+    qkv,
+    qkv_biases,
+    qkv_sizes,
+    output,
+    output_biases,
+    gate_up,
+    gate_up_biases,
+    gate_size,
+    down,
+    down_biases,
+):
+    """[T, D] -> [T, D]."""
+    head_dim, count = key_blocks.shape[3], len(attention_norms)
+    q_size, k_size = qkv_sizes
+    k_start = _whole_tiles(q_size)
+    v_start, up_start = k_start + _whole_tiles(k_size), _whole_tiles(gate_size)
+    for index in range(count):
+        product = multiply(rms_norm(x, attention_norms[index], eps), _of_layer(qkv, index, count), NO_BIAS)
+        _add_bias(product, 0, qkv_biases[0][index])
+        _add_bias(product, k_start, qkv_biases[1][index])
+        _add_bias(product, v_start, qkv_biases[2][index])
+        q = _heads(product, 0, q_size, head_dim)
+        k = _heads(product, k_start, k_size, head_dim)
+        v = _heads(product, v_start, k_size, head_dim)
+        keep_kv(rotate(k, cosines, sines), v, key_blocks, value_blocks, index, slots)
+        q = rotate(q, cosines, sines)
+        gathered = attend(q, key_blocks, value_blocks, index, positions, query_starts, block_tables)
+        gathered = gathered.reshape(len(x), q_size)
+        x = x + multiply(gathered, _of_layer(output, index, count), output_biases[index])
+        product = multiply(rms_norm(x, mlp_norms[index], eps), _of_layer(gate_up, index, count), NO_BIAS)
+        _add_bias(product, 0, gate_up_biases[0][index])
+        _add_bias(product, up_start, gate_up_biases[1][index])
+        gated = swiglu_joined(product, up_start, gate_size)
+        x = x + multiply(gated, _of_layer(down, index, count), down_biases[index])
+    return x
+
+
+@compiled
+def _of_layer(matrix, index, count):
+    """One layer's share of the matrices that `count` layers have end to end."""
+    codes, scales, minimums, zero, block_size, outputs, inputs = matrix
+    tiles = len(codes) // count
+    part = slice(index * tiles, (index + 1) * tiles)
+    return codes[part], scales[part], minimums[part], zero, block_size, outputs, inputs
+
+
+@compiled
+def _whole_tiles(outputs):
+    return -(-outputs // LANES) * LANES
+
+
+@compiled
+def _add_bias(product, start, bias):
+    """Add a matrix's bias where its outputs lie among several's."""
+    for row in range(len(product) if len(bias) else 0):
+        for i in range(len(bias)):
+            product[row, start + i] += bias[i]
+
+
+@compiled
+def _heads(product, start, size, head_dim):
+    """One matrix's outputs out of several's, by heads: [T, heads, K]."""
+    heads = np.empty((len(product), size), np.float32)
+    for row in range(len(product)):
+        for i in range(size):
+            heads[row, i] = product[row, start + i]
+    return heads.reshape(len(product), size // head_dim, head_dim)
