@@ -388,15 +388,17 @@ class _AnswerText:
 
 
 def _load(checkpoint: Checkpoint, bits: int | None, name: str) -> np.ndarray | QuantizedMatrix:
-    """A tensor of the checkpoint; a float matrix is rounded to `bits`, if asked for and its rows are whole blocks."""
-    tensor = checkpoint.tensors[name].read()
-    if bits is None or isinstance(tensor, QuantizedMatrix) or tensor.ndim != 2 or tensor.shape[1] % 32:
-        return tensor
+    """A tensor of the checkpoint, checked; a float matrix is rounded to `bits`, if asked for."""
+    stored = checkpoint.tensors[name]
+    tensor = stored.read()
     try:
-        return quantize(tensor, bits)
+        if isinstance(tensor, QuantizedMatrix):
+            tensor.check_scales()
+        elif bits is not None and tensor.ndim == 2:
+            tensor = quantize(tensor, bits)
     except ValueError as error:
-        stored = checkpoint.tensors[name].name
-        raise CheckpointError(f"{checkpoint.path}: tensor {stored!r} cannot be quantized: {error}") from error
+        raise CheckpointError(f"{checkpoint.path}: tensor {stored.name!r} cannot be used: {error}") from error
+    return tensor
 
 
 def _check_params(params: SamplingParams | None) -> SamplingParams:

@@ -83,15 +83,15 @@ def as_matrix(weights: np.ndarray | QuantizedMatrix) -> TiledMatrix:
         if not (tiles.view(np.uint32) & 0xFFFF).any():  # nothing below bfloat16's precision
             tiles = (tiles.view(np.uint32) >> 16).astype(np.uint16)
         return TiledMatrix(tiles, none, none, np.float32(0), FLOAT_BLOCK, *weights.shape)
-    outputs, _, block_size = weights.codes.shape
+    outputs, blocks, block_size = weights.codes.shape
     if block_size % 8:
         raise ValueError(f"blocks of {block_size} inputs; the kernels take eight at a time, so 8, 16, 24, ...")
-    codes = weights.codes.reshape(weights.shape)
+    codes = weights.codes.reshape(outputs, blocks * block_size)
     if weights.bits == 4:
         offset = 0 if weights.minimums is not None else 8  # -8..7 without a minimum, 0..15 with one
         if codes.min(initial=-offset) < -offset or codes.max(initial=-offset) > 15 - offset:
             raise ValueError(f"codes from {codes.min()} to {codes.max()} are not of 4 bits")
-        tiles = np.zeros((-(-outputs // LANES), codes.shape[1] // block_size, block_size // 8, LANES), np.uint32)
+        tiles = np.zeros((-(-outputs // LANES), blocks, block_size // 8, LANES), np.uint32)
         _pack_words(codes, offset, tiles)
     else:
         offset = 128
@@ -103,7 +103,7 @@ def as_matrix(weights: np.ndarray | QuantizedMatrix) -> TiledMatrix:
         zero=INTEGER_ZERO + np.float32(offset),
         block_size=block_size,
         num_outputs=outputs,
-        num_inputs=codes.shape[1],
+        num_inputs=weights.num_inputs,
     )
 
 
