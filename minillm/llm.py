@@ -124,6 +124,11 @@ class LLM:
     ValueError
         Another argument is out of range.
 
+    Warns
+    -----
+    SlowThreadsWarning
+        This machine has neither OpenMP nor TBB, so that decoding takes several times as long as it need.
+
     Notes
     -----
     One thread at a time may use an LLM; a second is refused. Processes are to be started with "spawn", not forked.
@@ -146,6 +151,7 @@ class LLM:
         self.ops = find_backend(backend)
         self.threads = None if threads is None else check_integer("threads", threads, 1)
         self.ops.set_num_threads(self.threads)
+        self.ops.check_threads()
         self.path = catalog.resolve(model, report=report)
         checkpoint = open_checkpoint(self.path)
         self.config = checkpoint.config

@@ -97,6 +97,39 @@ def test_a_kernel_is_compiled_anew_when_a_file_that_it_may_call_into_changes(tmp
     assert [hits(), hits()] == [0, 1]
 
 
+ANSWER_TWICE = """
+import sys, warnings
+import numba
+from minillm import LLM, SamplingParams, SlowThreadsWarning
+llm = LLM(sys.argv[1])
+for _ in range(2):
+    print(numba.threading_layer(), llm.generate([1, 2, 3], SamplingParams(max_tokens=8, logprobs=True, seed=1))[0])
+warnings.simplefilter("error", SlowThreadsWarning)
+try:
+    LLM(sys.argv[1])
+except SlowThreadsWarning as warning:
+    print("refused:", warning)
+"""
+
+
+def test_slow_threads_are_warned_of_once_a_model_and_give_the_same_bits(model_file, tmp_path):
+    script = tmp_path / "answer_twice.py"
+    script.write_text(ANSWER_TWICE, encoding="utf-8")
+    slow, fast = run(script, model_file, NUMBA_THREADING_LAYER="workqueue"), run(script, model_file)
+    assert slow.stderr.count("SlowThreadsWarning: ") == 1
+    assert slow.stderr.startswith(f"{script}:5: ")  # where the model is made
+    assert "SlowThreadsWarning" not in fast.stderr
+
+    def answers(done):
+        return [line.split(maxsplit=1)[1].split("metrics=")[0] for line in done.stdout.splitlines()[:2]]
+
+    assert slow.stdout.startswith("workqueue RequestOutput(")
+    assert not fast.stdout.startswith("workqueue")
+    assert answers(slow) == answers(fast)
+    assert "refused: Numba found neither OpenMP nor TBB" in slow.stdout
+    assert "refused" not in fast.stdout
+
+
 def line_of(function, text):
     """Where in its file a line of the function stands."""
     lines, first = inspect.getsourcelines(getattr(function, "py_func", function))
