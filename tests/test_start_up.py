@@ -97,6 +97,34 @@ def test_a_kernel_is_compiled_anew_when_a_file_that_it_may_call_into_changes(tmp
     assert [hits(), hits()] == [0, 1]
 
 
+ONE_KERNEL_IN_ANOTHER = """
+import sys
+import numpy as np
+from numba import prange
+from minillm.ops.jit.compiling import compiled, compiled_parallel
+
+@compiled_parallel
+def inner(x):
+    for i in prange(len(x)):
+        x[i] += 1
+
+@compiled
+def outer(x):
+    inner(x)
+    return x.sum()
+
+print({"inner": inner, "outer": outer}[sys.argv[1]](np.zeros(8)))
+"""
+
+
+def test_kernels_that_were_compiled_in_different_processes_find_the_threads(tmp_path):
+    """The outer kernel is compiled with an inner one that came from the cache; then it comes from there itself."""
+    script = tmp_path / "one_in_another.py"
+    script.write_text(ONE_KERNEL_IN_ANOTHER, encoding="utf-8")
+    shown = [run(script, name, NUMBA_CACHE_DIR=str(tmp_path)).stdout.strip() for name in ("inner", "outer", "outer")]
+    assert shown == ["None", "8.0", "8.0"]
+
+
 ANSWER_TWICE = """
 import sys, warnings
 import numba

@@ -54,6 +54,10 @@ def _kernel(**options: object) -> Callable[[Callable], Callable]:
     return compile_with_options
 
 
+# Asking starts the threads. Numba does so when it compiles a parallel kernel or loads one from the cache, but not for a
+# kernel from the cache that was compiled around one from the cache: its first parallel loop would end the process.
+numba.get_num_threads()
+
 compiled = _kernel()
 compiled_parallel = _kernel(parallel=True)
 inlined = _kernel(inline="always")  # for what a kernel's innermost loops call, where a call would cost too much
