@@ -9,6 +9,7 @@ from minillm.errors import (
     MinillmError,
     NumericError,
     RequestError,
+    SlowThreadsWarning,
     TokenizerError,
     UnsupportedError,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "SlowThreadsWarning",
     "TokenizerError",
     "UnsupportedError",
 ]

@@ -1,4 +1,4 @@
-"""Every exception minillm raises on purpose, so that a caller can tell bad input from a bug.
+"""Every exception minillm raises on purpose, so that a caller can tell bad input from a bug; and what it warns of.
 
 Each message says what was wrong, where, and what to do about it.
 """
@@ -42,3 +42,7 @@ class BenchmarkError(MinillmError):
 
 class NumericError(MinillmError):
     """A computation gave NaN or infinity where a number was needed."""
+
+
+class SlowThreadsWarning(RuntimeWarning):
+    """Results will be right but late: the machine lacks what fast parallel loops need."""

@@ -124,6 +124,11 @@ class LLM:
     ValueError
         Another argument is out of range.
 
+    Warns
+    -----
+    SlowThreadsWarning
+        This machine has neither OpenMP nor TBB, so that decoding takes several times as long as it need.
+
     Notes
     -----
     One thread at a time may use an LLM; a second is refused. Processes are to be started with "spawn", not forked.
@@ -146,6 +151,7 @@ class LLM:
         self.ops = find_backend(backend)
         self.threads = None if threads is None else check_integer("threads", threads, 1)
         self.ops.set_num_threads(self.threads)
+        self.ops.check_threads()
         self.path = catalog.resolve(model, report=report)
         checkpoint = open_checkpoint(self.path)
         self.config = checkpoint.config
@@ -388,15 +394,17 @@ class _AnswerText:
 
 
 def _load(checkpoint: Checkpoint, bits: int | None, name: str) -> np.ndarray | QuantizedMatrix:
-    """A tensor of the checkpoint; a float matrix is rounded to `bits`, if asked for and its rows are whole blocks."""
-    tensor = checkpoint.tensors[name].read()
-    if bits is None or isinstance(tensor, QuantizedMatrix) or tensor.ndim != 2 or tensor.shape[1] % 32:
-        return tensor
+    """A tensor of the checkpoint, checked; a float matrix is rounded to `bits`, if asked for."""
+    stored = checkpoint.tensors[name]
+    tensor = stored.read()
     try:
-        return quantize(tensor, bits)
+        if isinstance(tensor, QuantizedMatrix):
+            tensor.check_scales()
+        elif bits is not None and tensor.ndim == 2:
+            tensor = quantize(tensor, bits)
     except ValueError as error:
-        stored = checkpoint.tensors[name].name
-        raise CheckpointError(f"{checkpoint.path}: tensor {stored!r} cannot be quantized: {error}") from error
+        raise CheckpointError(f"{checkpoint.path}: tensor {stored.name!r} cannot be used: {error}") from error
+    return tensor
 
 
 def _check_params(params: SamplingParams | None) -> SamplingParams:

@@ -5,6 +5,8 @@ below). A block keeps one small integer a weight and one or two floats for all o
 
     weight[o, b*Q + q]  =  codes[o, b, q] * scales[o, b]  (+ minimums[o, b])
 
+Where a row does not divide into blocks, its last block is full in memory, and what stands past the row is not read.
+
 Nothing is lost on the way from a GGUF file to a `QuantizedMatrix`: the codes are the file's own, and its
 float16 scales are exact in float32. The layouts are ggml's (`ggml-common.h` in ggml-org/ggml).
 """
@@ -16,29 +18,44 @@ from dataclasses import dataclass
 
 import numpy as np
 
+CHUNK = 65_536  # weights that `quantize` rounds at a time, so that what it works on stays in the processor's cache
+
 
 @dataclass(frozen=True)
 class QuantizedMatrix:
-    """Integer codes with a scale, and for some types a minimum, per block.
+    """Integer codes with a scale, and for some types a minimum, per block. Checked when made.
 
     Attributes
     ----------
-    codes : int8 [O, I/Q, Q]; of four bits: -8 to 7, or with minimums 0 to 15
-    scales : float32 [O, I/Q]
-    minimums : float32 [O, I/Q], or None where the type is symmetric around zero
+    codes : int8 [O, I/Q rounded up, Q]; of four bits: -8 to 7, or with minimums 0 to 15
+    scales : float32 [O, I/Q rounded up]
+    minimums : float32 [O, I/Q rounded up], or None where the type is symmetric around zero
     bits : 4 or 8, how many a code needs
+    num_inputs : I; None for as many as the blocks hold. Codes of the last block from there on stand for nothing.
+
+    Raises
+    ------
+    ValueError
+        `num_inputs` does not end in the last block.
     """
 
     codes: np.ndarray
     scales: np.ndarray
     minimums: np.ndarray | None = None
     bits: int = 8
+    num_inputs: int | None = None
+
+    def __post_init__(self):
+        _, blocks, block_size = self.codes.shape
+        if self.num_inputs is None:
+            object.__setattr__(self, "num_inputs", blocks * block_size)  # how a frozen dataclass tidies its own fields
+        if -(-self.num_inputs // block_size) != blocks:
+            raise ValueError(f"{self.num_inputs} inputs do not fill {blocks} blocks of {block_size}")
 
     @property
     def shape(self) -> tuple[int, int]:
         """`(O, I)`, the shape of the matrix it stands for."""
-        outputs, blocks, block_size = self.codes.shape
-        return outputs, blocks * block_size
+        return self.codes.shape[0], self.num_inputs
 
     @property
     def block_size(self) -> int:
@@ -55,7 +72,15 @@ class QuantizedMatrix:
         weights = self.codes * self.scales[:, :, None]  # int8 x float32 is float32
         if self.minimums is not None:
             weights += self.minimums[:, :, None]
-        return weights.reshape(self.shape)
+        outputs, blocks, block_size = self.codes.shape
+        return weights.reshape(outputs, blocks * block_size)[:, : self.num_inputs]
+
+    def check_scales(self) -> None:
+        """Raise ValueError if a scale or minimum is NaN or infinite, as in a damaged file: no weight came of it."""
+        for kind, values in ("scale", self.scales), ("minimum", self.minimums):
+            if values is not None and not np.isfinite(values).all():
+                row, block = np.argwhere(~np.isfinite(values))[0]
+                raise ValueError(f"the {kind} of row {row}, block {block} is {values[row, block]}, wanted finite ones")
 
     def __repr__(self):
         outputs, inputs = self.shape
@@ -67,43 +92,72 @@ class QuantizedMatrix:
 
 
 def quantize(matrix: np.ndarray, bits: int, block_size: int = 32) -> QuantizedMatrix:
-    """Round a float matrix to 8 or 4 bits a weight, a block of neighbouring inputs at a time.
-
-    8 bits are symmetric: the largest weight of a block, by magnitude, becomes 127 or -127. 4 bits need all they have:
-    the block's smallest weight becomes 0 and its largest 15. No weight is off by more than half a scale (but for
-    blocks of nothing but numbers under 1e-36, whose scale is itself rounded).
+    """Round a float matrix to 8 or 4 bits a weight, a block of neighbouring inputs at a time (see `round_blocks`).
 
     Parameters
     ----------
-    matrix : float32 [O, I], I a multiple of `block_size`
+    matrix : float32 [O, I]; a last block that is not full has the scale and minimum of the weights it has
     bits : 8 or 4
+    block_size : Q, how many inputs share a scale
 
     Raises
     ------
     ValueError
-        `bits` is neither, I is no multiple of the block, or a weight (or the span of a block) is not finite.
+        `bits` or `block_size` is none that there is, or a weight (or the span of a block) is not finite.
     """
-    outputs, inputs = matrix.shape
     if bits not in (4, 8):
         raise ValueError(f"bits is {bits}; weights are quantized to 4 or 8")
-    if inputs % block_size:
-        raise ValueError(f"rows of {inputs} weights do not divide into blocks of {block_size}")
-    if not np.isfinite(matrix).all():
-        raise ValueError("the matrix holds NaN or infinity, which no code stands for")
-    blocks = np.asarray(matrix, np.float32).reshape(outputs, inputs // block_size, block_size)
-    minimums = blocks.min(axis=2) if bits == 4 else None
-    if bits == 4:
-        with np.errstate(over="ignore"):  # found below
-            scales = (blocks.max(axis=2) - minimums) / np.float32(15)
-            blocks = blocks - minimums[:, :, None]
-    else:
-        scales = np.abs(blocks).max(axis=2) / np.float32(127)
-    divisors = np.where(scales == 0, np.float32(1), scales)  # a block of equal weights has nothing to scale
-    if not np.isfinite(scales).all():
-        raise ValueError("the span of a block's weights is more than float32 can hold")
-    lowest, highest = (0, 15) if bits == 4 else (-127, 127)
-    codes = np.clip(np.rint(blocks / divisors[:, :, None]), lowest, highest).astype(np.int8)
-    return QuantizedMatrix(codes, scales, minimums, bits)
+    if block_size < 1:
+        raise ValueError(f"block_size is {block_size}; a block holds at least one weight")
+    outputs, inputs = matrix.shape
+    blocks, missing = -(-inputs // block_size), -inputs % block_size
+    codes = np.empty((outputs, blocks, block_size), np.int8)
+    scales, minimums = np.empty((2, outputs, blocks), np.float32)
+    rows = max(1, CHUNK // max(1, inputs))
+    for first in range(0, outputs, rows):
+        part = slice(first, first + rows)
+        weights = np.asarray(matrix[part], np.float32)
+        if missing:  # repeating the last weight moves neither the largest nor the smallest
+            weights = np.pad(weights, ((0, 0), (0, missing)), mode="edge")
+        rounded = round_blocks(weights.reshape(-1, block_size), bits)
+        codes[part], scales[part], minimums[part] = (
+            values.reshape(whole[part].shape) for values, whole in zip(rounded, (codes, scales, minimums), strict=True)
+        )
+        if not np.isfinite(scales[part]).all():
+            row, block = np.argwhere(~np.isfinite(scales[part]))[0]
+            why = _why_not(weights[row, block * block_size : (block + 1) * block_size])
+            raise ValueError(f"row {first + row}, block {block} {why}")
+    return QuantizedMatrix(codes, scales, minimums if bits == 4 else None, bits, inputs)
+
+
+def round_blocks(blocks: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Codes, scales and minimums of blocks of weights: float32 [n, Q] -> int8 [n, Q], float32 [n], float32 [n].
+
+    8 bits are symmetric: the largest weight of a block, by magnitude, becomes 127 or -127, and the minimum stays 0.
+    4 bits need all they have: the block's smallest weight becomes 0 and its largest 15. No weight is off by more than
+    half a scale (but for blocks of nothing but numbers under 1e-36, whose scale is itself rounded). A block whose
+    weights, or the span from smallest to largest, are no finite numbers has a scale that is none either.
+    """
+    # [Q, n], a copy: SIMD then runs over many blocks instead of along the few weights of one
+    columns = np.array(blocks.T, order="C")
+    smallest, largest = columns.min(axis=0), columns.max(axis=0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if bits == 4:
+            lowest, highest, minimums = 0, 15, smallest
+            columns -= minimums
+            scales = (largest - smallest) / np.float32(15)
+        else:
+            lowest, highest, minimums = -127, 127, np.zeros_like(smallest)
+            scales = np.maximum(largest, -smallest) / np.float32(127)
+        columns /= np.where(scales == 0, np.float32(1), scales)  # a block of equal weights has nothing to scale
+        codes = np.clip(np.rint(columns, out=columns), lowest, highest, out=columns).astype(np.int8)
+    return codes.T, scales, minimums
+
+
+def _why_not(weights: np.ndarray) -> str:
+    if np.isfinite(weights).all():
+        return f"spans {weights.min()} to {weights.max()}, more than float32 can hold"
+    return "holds NaN or infinity, which no code stands for"
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,9 @@ import numpy as np
 from minillm.checks import check_integer, check_number
 from minillm.errors import NumericError, RequestError
 
+NEAR = (4, 6, 8, 10, 12, 16)  # how far below the best score top-p looks for what it keeps, before it sorts all
+ROUNDING = 1e-9  # more than the rounding in a sum of a million probabilities
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -126,17 +129,40 @@ def sample(logits: np.ndarray, params: SamplingParams, seed: int, index: int, co
     if params.temperature == 0:
         token_id = int(scores.argmax())
     else:
-        token_id = draw(distribution(scores, params), uniform(seed, index))
+        token_ids, scores = candidates(scores, params)
+        token_id = int(token_ids[draw(softmax(scores), uniform(seed, index))])
     return Sample(token_id, float(log_softmax(logits)[token_id]) if params.logprobs else None)
 
 
+def candidates(scores: np.ndarray, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
+    """The n tokens that can be drawn, in order, and their scores: temperature, then the cuts.
+
+    After each cut, what it has cut away is left behind, so that what follows deals with few numbers instead of [V].
+
+    Parameters
+    ----------
+    scores : float64 [V]
+    params : SamplingParams; the temperature is over 0
+
+    Returns
+    -------
+    int [n], float64 [n]
+    """
+    token_ids, scores = np.arange(len(scores)), apply_temperature(scores, params.temperature)
+    for keep, limit in (keep_top_k, params.top_k), (keep_top_p, params.top_p), (keep_min_p, params.min_p):
+        cut = keep(scores, limit)
+        if cut is not scores:
+            kept = np.flatnonzero(cut > -np.inf)
+            token_ids, scores = token_ids[kept], scores[kept]
+    return token_ids, scores
+
+
 def distribution(scores: np.ndarray, params: SamplingParams) -> np.ndarray:
-    """The probabilities [V] that `sample` draws from: temperature, then the cuts. Only for a temperature over 0."""
-    scores = apply_temperature(scores, params.temperature)
-    scores = keep_top_k(scores, params.top_k)
-    scores = keep_top_p(scores, params.top_p)
-    scores = keep_min_p(scores, params.min_p)
-    return softmax(scores)
+    """The probabilities [V] that `sample` draws from: zero for all but the candidates."""
+    token_ids, kept = candidates(scores, params)
+    probabilities = np.zeros(len(scores))
+    probabilities[token_ids] = softmax(kept)
+    return probabilities
 
 
 def penalise_repeats(scores: np.ndarray, penalty: float, context: SequenceOf[int]) -> np.ndarray:
@@ -167,15 +193,32 @@ def keep_top_k(scores: np.ndarray, k: int) -> np.ndarray:
 
 
 def keep_top_p(scores: np.ndarray, p: float) -> np.ndarray:
-    """Keep the likeliest tokens until their probabilities reach `p`; the rest gets -infinity. 1 keeps all."""
+    """Keep the likeliest tokens until their probabilities reach `p`; the rest gets -infinity. 1 keeps all.
+
+    Of tokens with the same score, those of lower ids come first.
+    """
     if p == 1:
         return scores
-    order = np.argsort(-scores, kind="stable")
-    before = np.cumsum(softmax(scores)[order])
-    before = np.concatenate([[0.0], before[:-1]])  # what the likelier tokens reach without this one
-    kept = scores.copy()
-    kept[order[before >= p]] = -np.inf
+    probabilities = softmax(scores)
+    near = near_the_best(scores, probabilities, p)  # the only ones worth sorting
+    best_first = near[np.argsort(-scores[near])]
+    reached = np.cumsum(probabilities[best_first])
+    count = min(np.searchsorted(reached, p) + 1, len(near))  # the token that crosses the line is in
+    worst = scores[best_first[count - 1]]
+    better = scores > worst
+    kept = np.where(better, scores, -np.inf)
+    room = count - np.count_nonzero(better)  # for tokens that tie with the worst
+    kept[np.flatnonzero(scores == worst)[:room]] = worst
     return kept
+
+
+def near_the_best(scores: np.ndarray, probabilities: np.ndarray, p: float) -> np.ndarray:
+    """Ids of tokens that reach `p` together, and of all with scores as good: mostly a few hundred, so quick to sort."""
+    for distance in NEAR:
+        near = np.flatnonzero(scores >= scores.max() - distance)
+        if probabilities[near].sum() >= p + ROUNDING:
+            return near
+    return np.arange(len(scores))
 
 
 def keep_min_p(scores: np.ndarray, min_p: float) -> np.ndarray:

@@ -7,12 +7,14 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process
 
 from minillm import NumericError, RequestError, SamplingParams
 from minillm.sampling import (
+    apply_temperature,
+    candidates,
     distribution,
     draw,
     keep_min_p,
@@ -21,6 +23,7 @@ from minillm.sampling import (
     log_softmax,
     penalise_repeats,
     sample,
+    softmax,
     uniform,
 )
 
@@ -60,6 +63,58 @@ def test_the_distribution_is_that_of_transformers(seed, size, temperature, top_k
     logits = random_logits(seed, size)
     expected = transformers_distribution(logits, params)
     np.testing.assert_allclose(distribution(logits.astype(np.float64), params), expected, atol=1e-12)
+
+
+def candidates_by_sorting(scores, params):
+    """What `candidates` gives, the plainest way: sort all tokens, best first and lower ids first, and walk along."""
+    scores = apply_temperature(scores, params.temperature)
+    order = sorted(range(len(scores)), key=lambda token_id: (-scores[token_id], token_id))
+    if 0 < params.top_k < len(order):
+        order = [token_id for token_id in order if scores[token_id] >= scores[order[params.top_k - 1]]]
+    if params.top_p < 1:
+        ids = sorted(order)
+        probability = dict(zip(ids, softmax(scores[ids]), strict=True))
+        kept, reached = [], 0.0
+        for token_id in order:
+            if reached < params.top_p:
+                kept.append(token_id)
+            reached += probability[token_id]
+        order = kept
+    if params.min_p:
+        order = [token_id for token_id in order if scores[token_id] >= scores[order[0]] + math.log(params.min_p)]
+    return sorted(order), scores[sorted(order)]
+
+
+@given(
+    seed=seeds,
+    size=st.sampled_from([1, 2, 30, 3000]),
+    spread=st.sampled_from([0.1, 1, 5]),
+    levels=st.sampled_from([0.25, 3, 1000]),
+    temperature=st.sampled_from([1e-300, 0.5, 1.0, 3.0, 1e308]),
+    top_k=st.sampled_from([0, 1, 2, 17, 2999, 3000]),
+    top_p=st.sampled_from([1.0, 1 - 1e-15, 1 - 1e-10, 0.999, 0.9, 0.75, 0.5, 0.1, 5e-324]),
+    min_p=st.sampled_from([0.0, 0.001, 0.5, 1.0]),
+)
+@settings(max_examples=400)
+def test_the_candidates_are_those_of_sorting_everything(seed, size, spread, levels, temperature, top_k, top_p, min_p):
+    """Exactly, whether scores are all different or, rounded to a few levels, tie by the hundred."""
+    scores = np.round(np.random.default_rng(seed).standard_normal(size) * spread * levels) / levels
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    expected_ids, expected_scores = candidates_by_sorting(scores, params)
+    token_ids, kept = candidates(scores, params)
+    live = kept > -np.inf  # at 1e-300 all but the best are infinitely far down; without a cut they are not left behind
+    expected_live = expected_scores > -np.inf
+    assert token_ids[live].tolist() == np.array(expected_ids)[expected_live].tolist()
+    np.testing.assert_array_equal(kept[live], expected_scores[expected_live])
+    assert sample(scores, params, seed, 0).token_id == expected_ids[draw(softmax(expected_scores), uniform(seed, 0))]
+
+
+@pytest.mark.parametrize("p", [0.5, 0.9, 0.99])
+def test_top_p_of_a_whole_vocabulary_of_equals_takes_the_first(p):
+    kept = np.isfinite(keep_top_p(np.zeros(49_152), p))
+    count = kept.sum()
+    assert kept[:count].all()
+    assert count == pytest.approx(p * 49_152, abs=1)
 
 
 def test_ties_and_sums_that_are_met_exactly():

@@ -97,6 +97,67 @@ def test_a_kernel_is_compiled_anew_when_a_file_that_it_may_call_into_changes(tmp
     assert [hits(), hits()] == [0, 1]
 
 
+ONE_KERNEL_IN_ANOTHER = """
+import sys
+import numpy as np
+from numba import prange
+from minillm.ops.jit.compiling import compiled, compiled_parallel
+
+@compiled_parallel
+def inner(x):
+    for i in prange(len(x)):
+        x[i] += 1
+
+@compiled
+def outer(x):
+    inner(x)
+    return x.sum()
+
+print({"inner": inner, "outer": outer}[sys.argv[1]](np.zeros(8)))
+"""
+
+
+def test_kernels_that_were_compiled_in_different_processes_find_the_threads(tmp_path):
+    """The outer kernel is compiled with an inner one that came from the cache; then it comes from there itself."""
+    script = tmp_path / "one_in_another.py"
+    script.write_text(ONE_KERNEL_IN_ANOTHER, encoding="utf-8")
+    shown = [run(script, name, NUMBA_CACHE_DIR=str(tmp_path)).stdout.strip() for name in ("inner", "outer", "outer")]
+    assert shown == ["None", "8.0", "8.0"]
+
+
+ANSWER_TWICE = """
+import sys, warnings
+import numba
+from minillm import LLM, SamplingParams, SlowThreadsWarning
+llm = LLM(sys.argv[1])
+for _ in range(2):
+    print(numba.threading_layer(), llm.generate([1, 2, 3], SamplingParams(max_tokens=8, logprobs=True, seed=1))[0])
+warnings.simplefilter("error", SlowThreadsWarning)
+try:
+    LLM(sys.argv[1])
+except SlowThreadsWarning as warning:
+    print("refused:", warning)
+"""
+
+
+def test_slow_threads_are_warned_of_once_a_model_and_give_the_same_bits(model_file, tmp_path):
+    script = tmp_path / "answer_twice.py"
+    script.write_text(ANSWER_TWICE, encoding="utf-8")
+    slow, fast = run(script, model_file, NUMBA_THREADING_LAYER="workqueue"), run(script, model_file)
+    assert slow.stderr.count("SlowThreadsWarning: ") == 1
+    assert slow.stderr.startswith(f"{script}:5: ")  # where the model is made
+    assert "SlowThreadsWarning" not in fast.stderr
+
+    def answers(done):
+        return [line.split(maxsplit=1)[1].split("metrics=")[0] for line in done.stdout.splitlines()[:2]]
+
+    assert slow.stdout.startswith("workqueue RequestOutput(")
+    assert not fast.stdout.startswith("workqueue")
+    assert answers(slow) == answers(fast)
+    assert "refused: Numba found neither OpenMP nor TBB" in slow.stdout
+    assert "refused" not in fast.stdout
+
+
 def line_of(function, text):
     """Where in its file a line of the function stands."""
     lines, first = inspect.getsourcelines(getattr(function, "py_func", function))

@@ -170,7 +170,7 @@ if plt:
 # tail; min-p measures everything against the best token and stays with what is nearly as good. minillm applies all
 # three in this order, each to what the one before has left:
 #
-# {{ source: minillm.sampling.distribution }}
+# {{ source: minillm.sampling.candidates }}
 #
 # ## The draw
 #
@@ -273,8 +273,8 @@ for label, text in texts.items():
 #
 # ## What production systems do differently
 #
-# - **On the GPU, for the whole batch.** Sorting 49,152 scores, as our `keep_top_p` does, is cheap once and dear a
-#   thousand times a step. FlashInfer's kernels draw by rejection and [never
+# - **On the GPU, for the whole batch.** Sorting a few hundred scores, as our `keep_top_p` does, is cheap once and
+#   dear a thousand times a step. FlashInfer's kernels draw by rejection and [never
 #   sort](https://docs.flashinfer.ai/api/sampling.html).
 # - **More knobs.** Presence and frequency penalties, biases for single tokens, bans, grammars that mask all tokens that
 #   would break a JSON schema: all are changes to the scores before the draw ([vLLM's

@@ -227,7 +227,7 @@ print("outputs with other bits than the plain loop's:", np.count_nonzero(y_unrol
 # [GGUF's](https://github.com/ggml-org/ggml/blob/master/docs/gguf.md) type `Q8_0`, except that its scales have 16 bits.
 # Rounding is a few lines:
 #
-# {{ source: minillm.quantization.quantize }}
+# {{ source: minillm.quantization.round_blocks }}
 
 # %% tags=["timing"]
 eight, four = quantize(W, 8), quantize(W, 4)

@@ -17,6 +17,7 @@ library, and `jit` computes the same as compiled loops. Whoever reads `reference
     to_numpy(array)                                          whatever the backend computes with -> NumPy
     fuse(layers, eps)                                        a faster way through all layers, or None
     set_num_threads(threads)                                 None: as many as there are
+    check_threads()                                          warns where they are slow
     announcing_compilation(announce)                         a context: says so when something must be compiled
 """
 

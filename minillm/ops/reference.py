@@ -210,6 +210,10 @@ def set_num_threads(threads: int | None) -> None:
         )
 
 
+def check_threads() -> None:
+    """Whatever threads the array library has, this project knows nothing against them."""
+
+
 def announcing_compilation(announce: Callable[[str], None]) -> AbstractContextManager[None]:
     """Nothing is compiled here, so there is never anything to say."""
     return nullcontext()

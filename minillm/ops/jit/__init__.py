@@ -15,7 +15,7 @@ across outputs and never across the terms of a sum, and the compiler is not allo
 """
 
 from minillm.ops.jit.attention import attention, write_kv
-from minillm.ops.jit.compiling import announcing_compilation, set_num_threads
+from minillm.ops.jit.compiling import announcing_compilation, check_threads, set_num_threads
 from minillm.ops.jit.layers import fuse
 from minillm.ops.jit.pointwise import embed, rms_norm, rotary_angles, rotate, swiglu
 from minillm.ops.jit.products import linear
@@ -27,6 +27,7 @@ __all__ = [
     "as_matrix",
     "as_vector",
     "attention",
+    "check_threads",
     "dequantize",
     "embed",
     "fuse",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,8 @@ if "OMP_WAIT_POLICY" not in os.environ:
 import numba
 from numba import njit
 from numba.core import event
+
+from minillm.errors import SlowThreadsWarning
 
 OPTIONS = {
     "cache": True,
@@ -51,9 +54,21 @@ def _kernel(**options: object) -> Callable[[Callable], Callable]:
     return compile_with_options
 
 
+# Asking starts the threads. Numba does so when it compiles a parallel kernel or loads one from the cache, but not for a
+# kernel from the cache that was compiled around one from the cache: its first parallel loop would end the process.
+numba.get_num_threads()
+
 compiled = _kernel()
 compiled_parallel = _kernel(parallel=True)
 inlined = _kernel(inline="always")  # for what a kernel's innermost loops call, where a call would cost too much
+
+
+SLOW_THREADS = (
+    "Numba found neither OpenMP nor TBB, or was told not to look, and uses its own threads ('workqueue'): starting a "
+    "parallel loop takes them some 100 microseconds instead of 2, so text comes a third as fast, and two models that "
+    "run at once end the process. Install OpenMP (Debian, Ubuntu: apt install libgomp1) or TBB (pip install tbb), and "
+    "leave NUMBA_THREADING_LAYER unset; see https://numba.readthedocs.io/en/stable/user/threading-layer.html"
+)
 
 
 def set_num_threads(threads: int | None) -> None:
@@ -68,6 +83,15 @@ def set_num_threads(threads: int | None) -> None:
     if threads is not None and not 1 <= threads <= most:
         raise ValueError(f"threads is {threads}; this machine has 1 to {most} to give")
     numba.set_num_threads(threads or most)
+
+
+def check_threads() -> None:
+    """Warn with SlowThreadsWarning where Numba has only slow threads to give. To be called after `set_num_threads`.
+
+    That is when Numba chooses a threading layer, if no parallel loop has run before.
+    """
+    if numba.threading_layer() == "workqueue" and not numba.config.DISABLE_JIT:
+        warnings.warn(SLOW_THREADS, SlowThreadsWarning, stacklevel=3)  # the line that makes an LLM
 
 
 @contextmanager

@@ -84,14 +84,14 @@ def as_matrix(weights: np.ndarray | QuantizedMatrix) -> TiledMatrix:
         if not (tiles.view(np.uint32) & 0xFFFF).any():  # nothing below bfloat16's precision
             tiles = (tiles.view(np.uint32) >> 16).astype(np.uint16)
         return TiledMatrix(tiles, none, none, np.float32(0), FLOAT_BLOCK, *weights.shape)
-    outputs, _, block_size = weights.codes.shape
+    outputs, blocks, block_size = weights.codes.shape
     if block_size % 8:
         raise ValueError(f"blocks of {block_size} inputs; the kernels take eight at a time, so 8, 16, 24, ...")
-    bits, codes = weights.bits, weights.codes.reshape(weights.shape)
+    bits, codes = weights.bits, weights.codes.reshape(outputs, blocks * block_size)
     zero = 128 if bits == 8 else 0 if weights.minimums is not None else 8  # stored is code + zero, never negative
     if bits == 4 and (codes.min(initial=-zero) < -zero or codes.max(initial=-zero) > 15 - zero):
         raise ValueError(f"codes from {codes.min()} to {codes.max()} are not of 4 bits")
-    tiles = np.zeros((-(-outputs // LANES), codes.shape[1] // block_size, block_size * bits // 32, LANES), WORDS[bits])
+    tiles = np.zeros((-(-outputs // LANES), blocks, block_size * bits // 32, LANES), WORDS[bits])
     _pack_words(codes, zero, bits, tiles.view(np.uint32))  # of one type, to be compiled once
     return TiledMatrix(
         codes=tiles,
@@ -100,7 +100,7 @@ def as_matrix(weights: np.ndarray | QuantizedMatrix) -> TiledMatrix:
         zero=np.float32(zero),
         block_size=block_size,
         num_outputs=outputs,
-        num_inputs=codes.shape[1],
+        num_inputs=weights.num_inputs,
     )
 
 
