@@ -2,6 +2,7 @@
 
 from minillm.errors import (
     BenchmarkError,
+    BusyError,
     CapacityError,
     CatalogError,
     ChatTemplateError,
@@ -10,6 +11,7 @@ from minillm.errors import (
     NumericError,
     RequestError,
     TokenizerError,
+    TraceError,
     UnsupportedError,
 )
 from minillm.llm import LLM, Delta, Metrics, RequestOutput
@@ -20,6 +22,7 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "BenchmarkError",
+    "BusyError",
     "CapacityError",
     "CatalogError",
     "ChatTemplateError",
@@ -32,5 +35,6 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "TokenizerError",
+    "TraceError",
     "UnsupportedError",
 ]

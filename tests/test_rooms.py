@@ -28,6 +28,7 @@ MAY_USE = {
     "tokenizer": set(),
     "checkpoints": {"config", "quantization", "tokenizer"},
     "catalog": set(),
+    "trace": set(),
 }
 # These stand on top and may use whatever they need, but not each other's betters.
 FRONT = {"llm": {"cli", "bench"}, "bench": {"cli"}, "cli": set(), "": {"cli", "bench"}}  # room -> what it may not use

@@ -1,0 +1,39 @@
+"""What happened in a run, step by step: records, the file that keeps them, and what can be measured from them."""
+
+from minillm.trace.file import Trace
+from minillm.trace.records import (
+    DECODE,
+    PREFILL,
+    STAGES,
+    Admission,
+    Arrival,
+    BlockCopy,
+    ChunkRecord,
+    Finish,
+    PoolState,
+    Preemption,
+    RunFacts,
+    RunningSequence,
+    SampledToken,
+    StepRecord,
+    sequence_name,
+)
+
+__all__ = [
+    "DECODE",
+    "PREFILL",
+    "STAGES",
+    "Admission",
+    "Arrival",
+    "BlockCopy",
+    "ChunkRecord",
+    "Finish",
+    "PoolState",
+    "Preemption",
+    "RunFacts",
+    "RunningSequence",
+    "SampledToken",
+    "StepRecord",
+    "Trace",
+    "sequence_name",
+]
