@@ -20,6 +20,9 @@ MAY_USE = {
     "batch": set(),
     "blocks": set(),
     "sequence": set(),
+    "waiting": {"sequence"},
+    "plan": {"sequence"},
+    "scheduler": {"blocks", "checks", "plan", "sequence", "waiting"},
     "checks": set(),
     "sampling": {"checks"},
     "stopping": set(),
@@ -32,7 +35,7 @@ MAY_USE = {
 }
 # These stand on top and may use whatever they need, but not each other's betters.
 FRONT = {"llm": {"cli", "bench"}, "bench": {"cli"}, "cli": set(), "": {"cli", "bench"}}  # room -> what it may not use
-INTEGERS_ONLY = {"sequence", "blocks", "scheduler"}
+INTEGERS_ONLY = {"sequence", "blocks", "waiting", "plan", "scheduler"}
 ARRAY_LIBRARIES = {"numpy", "numba", "torch", "cupy"}
 CORE = {"numpy", "numba", "tokenizers", "rich", "jinja2", "huggingface_hub"}
 # What an extra brings, and the one module that may use it. The engines are run, each in a process of its own, and never
