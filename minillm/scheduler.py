@@ -304,7 +304,7 @@ class Scheduler:
         if sequence.block_table:
             self.running.remove(sequence)
             self.blocks.shrink(sequence.block_table)
-        sequence.num_computed = sequence.num_published = 0
+        sequence.num_computed = 0
 
     def __repr__(self):
         return (
