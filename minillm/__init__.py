@@ -1,5 +1,6 @@
 """minillm: LLM inference serving you can read, run and step through."""
 
+from minillm.engine import Engine, EngineConfig
 from minillm.errors import (
     BenchmarkError,
     BusyError,
@@ -14,7 +15,8 @@ from minillm.errors import (
     TraceError,
     UnsupportedError,
 )
-from minillm.llm import LLM, Delta, Metrics, RequestOutput
+from minillm.llm import LLM
+from minillm.outputs import CompletionOutput, Delta, Metrics, RequestOutput
 from minillm.sampling import SamplingParams
 
 __version__ = "0.1.0"
@@ -27,7 +29,10 @@ __all__ = [
     "CatalogError",
     "ChatTemplateError",
     "CheckpointError",
+    "CompletionOutput",
     "Delta",
+    "Engine",
+    "EngineConfig",
     "Metrics",
     "MinillmError",
     "NumericError",

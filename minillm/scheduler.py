@@ -99,21 +99,31 @@ class Scheduler:
         """
         if sequence.request_id in self._requests:
             raise RequestError(f"a request {sequence.request_id!r} is under way; give this one another id")
+        self.check(sequence)
+        self._requests[sequence.request_id] = [sequence]
+        self.waiting.push(sequence)
+
+    def check(self, sequence: Sequence) -> None:
+        """Make sure that a new request could be served if it were alone.
+
+        Raises
+        ------
+        RequestError
+            It asks for more completions than may run at once, or for more blocks than there are.
+        """
         if sequence.num_forks > self.max_sequences:
             raise RequestError(
-                f"request {sequence.request_id!r} asks for {sequence.num_forks} completions at once, but "
+                f"a request for {sequence.num_forks} completions needs them to run at once, but "
                 f"max_sequences is {self.max_sequences}"
             )
         needed = self.blocks.blocks_for(sequence.most_positions)
         if needed > self.blocks.num_blocks:
             raise RequestError(
-                f"request {sequence.request_id!r} can come to fill {sequence.most_positions} positions (prompt "
-                f"{sequence.num_prompt_tokens}, max_tokens {sequence.max_tokens}), which takes {needed} blocks of "
-                f"{self.blocks.block_size}, but the pool has {self.blocks.num_blocks}: shorten it, or give the engine "
+                f"a prompt of {sequence.num_prompt_tokens} tokens and max_tokens of {sequence.max_tokens} can come to "
+                f"fill {sequence.most_positions} positions, which takes {needed} blocks of {self.blocks.block_size}, "
+                f"but the pool has {self.blocks.num_blocks}: shorten one, or give the engine "
                 "more num_blocks"
             )
-        self._requests[sequence.request_id] = [sequence]
-        self.waiting.push(sequence)
 
     def end(self, request_id: str, reason: str) -> list[Finished]:
         """End a request's unfinished sequences now, wherever they are; their blocks are available at once.

@@ -69,9 +69,3 @@ class Sequence:
             f"Sequence({self.name}: {self.num_prompt_tokens} prompt + {self.num_generated} generated tokens, "
             f"{self.num_computed} computed, {len(self.block_table)} blocks)"
         )
-
-
-def common_prefix(left: SequenceOf[int], right: SequenceOf[int]) -> int:
-    """How many tokens two texts have in common from their start: what the second can reuse of the first's cache."""
-    different = (n for n, (a, b) in enumerate(zip(left, right, strict=False)) if a != b)
-    return next(different, min(len(left), len(right)))

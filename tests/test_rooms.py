@@ -17,7 +17,7 @@ MAY_USE = {
     "config": set(),
     "quantization": set(),
     "ops": {"quantization"},
-    "batch": set(),
+    "batch": {"plan"},
     "blocks": set(),
     "sequence": set(),
     "waiting": {"sequence"},
@@ -32,6 +32,21 @@ MAY_USE = {
     "checkpoints": {"config", "quantization", "tokenizer"},
     "catalog": set(),
     "trace": set(),
+    "outputs": {"sampling", "trace"},
+    "engine": {
+        "batch",
+        "blocks",
+        "checks",
+        "kv_cache",
+        "plan",
+        "sampling",
+        "scheduler",
+        "sequence",
+        "stopping",
+        "tokenizer",
+        "trace",
+        "transformer",
+    },
 }
 # These stand on top and may use whatever they need, but not each other's betters.
 FRONT = {"llm": {"cli", "bench"}, "bench": {"cli"}, "cli": set(), "": {"cli", "bench"}}  # room -> what it may not use

@@ -128,7 +128,7 @@ class Serving(RuleBasedStateMachine):
             with pytest.raises(RequestError, match=f"a request '{request_id}' is under way"):
                 self.scheduler.add(Sequence.of(request_id, [0], 1))
         else:
-            message = f"asks for {num_forks} completions" if fits else f"has {blocks.num_blocks}|max_sequences is"
+            message = f"a request for {num_forks} completions" if fits else f"has {blocks.num_blocks}|max_sequences is"
             with pytest.raises(RequestError, match=message):
                 self.scheduler.add(sequence)
 

@@ -253,7 +253,8 @@ class StepRecord:
         finished, with the reason "abort".
     chunks : what was computed, in the batch's order. Empty only if there was nothing to do.
     running : who held blocks during the step, those admitted first in front; whoever finished in it is still there.
-    waiting : ids of the first in the queue after scheduling, next first; at most as many as the engine records.
+    waiting : names of the first sequences in the queue after scheduling, next first; at most as many as the engine
+        records.
     num_waiting : how many wait in all, sequences that were preempted among them.
     pool : the blocks, as they were during the forward pass.
     """
