@@ -50,6 +50,11 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def completions(self) -> range:
+        """The numbers of the completions it stands for."""
+        return range(self.completion, self.completion + self.num_forks)
+
+    @property
     def in_prefill(self) -> bool:
         """Whether tokens that stood there when it was admitted are still to be computed."""
         return self.num_computed < self.prefill_end

@@ -145,7 +145,7 @@ class Engine:
         for row, chunk in enumerate(plan.chunks):
             sequence, request = chunk.sequence, self._requests[chunk.sequence.request_id]
             choices.append([])
-            for completion in range(sequence.completion, sequence.completion + chunk.num_samples):
+            for completion in sequence.completions[: chunk.num_samples]:
                 seed = stream_seed(request.seed, completion)
                 try:
                     choice = sample(logits[row], request.params, seed, sequence.num_generated, sequence.token_ids)
@@ -173,9 +173,9 @@ class Engine:
                 known.sampled.append(SampledToken(completion, choice.token_id, text, choice.logprob))
                 sampled[-1].append(Sampled(choice.token_id, finish_reason))
         self.scheduler.commit(plan, sampled)
-        record.finished = [_finish(finished) for finished in plan.finished]
+        record.finished = _finishes(plan.finished)
         for request_id, error in failures.items():
-            record.finished += [_finish(ended, error) for ended in self.scheduler.end(request_id, "error")]
+            record.finished += _finishes(self.scheduler.end(request_id, "error"), error)
 
     def _complete(self, record: StepRecord, watch: Stopwatch) -> None:
         """What came before the step and what it took."""
@@ -277,9 +277,8 @@ class Engine:
             Another thread is inside a call.
         """
         with self._alone():
-            ended = self.scheduler.end(request_id, "abort")
+            self._between.finished += _finishes(self.scheduler.end(request_id, "abort"))
             self._between.aborted.append(request_id)
-            self._between.finished += map(_finish, ended)
             del self._requests[request_id]
 
     @property
@@ -355,7 +354,11 @@ def check_token_ids(prompt: SequenceOf[int], vocab_size: int) -> list[int]:
     return [check_integer(f"prompt token {n}", token_id, 0, vocab_size - 1) for n, token_id in enumerate(prompt)]
 
 
-def _finish(finished: Finished, error: Exception | None = None) -> Finish:
-    sequence = finished.sequence
+def _finishes(ended: list[Finished], error: Exception | None = None) -> list[Finish]:
+    """Records of who has ended: each completion, also those that had not parted yet."""
     message = None if error is None else f"{type(error).__name__}: {error}"
-    return Finish(sequence.request_id, sequence.completion, finished.reason, message, error)
+    return [
+        Finish(finished.sequence.request_id, completion, finished.reason, message, error)
+        for finished in ended
+        for completion in finished.sequence.completions
+    ]

@@ -1,6 +1,6 @@
 """What happened in a run, step by step: records, the file that keeps them, and what can be measured from them."""
 
-from minillm.trace.file import Trace
+from minillm.trace.file import Trace, from_json, to_json
 from minillm.trace.records import (
     DECODE,
     PREFILL,
@@ -35,5 +35,7 @@ __all__ = [
     "SampledToken",
     "StepRecord",
     "Trace",
+    "from_json",
     "sequence_name",
+    "to_json",
 ]
