@@ -1,7 +1,9 @@
 """minillm: LLM inference serving you can read, run and step through."""
 
+from minillm.engine import Engine, EngineConfig
 from minillm.errors import (
     BenchmarkError,
+    BusyError,
     CapacityError,
     CatalogError,
     ChatTemplateError,
@@ -11,9 +13,11 @@ from minillm.errors import (
     RequestError,
     SlowThreadsWarning,
     TokenizerError,
+    TraceError,
     UnsupportedError,
 )
-from minillm.llm import LLM, Delta, Metrics, RequestOutput
+from minillm.llm import LLM
+from minillm.outputs import CompletionOutput, Delta, Metrics, RequestOutput
 from minillm.sampling import SamplingParams
 
 __version__ = "0.1.0"
@@ -21,11 +25,15 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "BenchmarkError",
+    "BusyError",
     "CapacityError",
     "CatalogError",
     "ChatTemplateError",
     "CheckpointError",
+    "CompletionOutput",
     "Delta",
+    "Engine",
+    "EngineConfig",
     "Metrics",
     "MinillmError",
     "NumericError",
@@ -34,5 +42,6 @@ __all__ = [
     "SamplingParams",
     "SlowThreadsWarning",
     "TokenizerError",
+    "TraceError",
     "UnsupportedError",
 ]

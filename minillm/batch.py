@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from minillm.plan import ScheduledChunk, StepPlan
+
 
 @dataclass(frozen=True)
 class Chunk:
@@ -45,7 +47,7 @@ class Batch:
     block_tables: np.ndarray
 
     @classmethod
-    def from_chunks(cls, chunks: SequenceOf[Chunk], block_size: int) -> Batch:
+    def from_chunks(cls, chunks: SequenceOf[Chunk | ScheduledChunk], block_size: int) -> Batch:
         """Lay the chunks end to end.
 
         Raises
@@ -77,6 +79,11 @@ class Batch:
             query_starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
             block_tables=block_tables,
         )
+
+    @classmethod
+    def from_plan(cls, plan: StepPlan, block_size: int) -> Batch:
+        """Lay the chunks of a scheduler's plan end to end. Raises as `from_chunks` does."""
+        return cls.from_chunks(plan.chunks, block_size)
 
     @property
     def num_tokens(self) -> int:

@@ -32,12 +32,20 @@ class RequestError(MinillmError, ValueError):
     """A request cannot be served: an empty prompt, parameters out of range, more tokens than the context."""
 
 
+class BusyError(RequestError):
+    """Another thread is using the engine, or has requests under way."""
+
+
 class CapacityError(MinillmError, MemoryError):
     """The machine's memory does not hold what was asked for."""
 
 
 class BenchmarkError(MinillmError):
     """A measurement could not be made: an engine is not installed, crashed, or did not answer."""
+
+
+class TraceError(MinillmError):
+    """A file of records is none, is damaged, or says what cannot be."""
 
 
 class NumericError(MinillmError):

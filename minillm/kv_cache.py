@@ -96,3 +96,8 @@ class KVCache:
             f"{self.num_blocks} blocks of {self.block_size} held, {self.num_bytes_held / 1e6:.1f} of "
             f"{self.num_bytes / 1e6:.1f} MB)"
         )
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Write over block `target` what stands in block `source`, in all layers."""
+        self.keys[target] = self.keys[source]
+        self.values[target] = self.values[source]

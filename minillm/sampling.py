@@ -40,6 +40,7 @@ class SamplingParams:
     ignore_eos : go on past the model's end tokens, up to `max_tokens`.
     logprobs : also return the natural log of each chosen token's probability under the model itself.
     skip_special_tokens : leave special tokens out of the text.
+    n : completions of the one prompt, each drawn from a stream of random numbers of its own.
 
     Raises
     ------
@@ -59,6 +60,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: bool = False
     skip_special_tokens: bool = True
+    n: int = 1
 
     def __post_init__(self):
         stop = [self.stop] if isinstance(self.stop, str) else self.stop
@@ -77,6 +79,7 @@ class SamplingParams:
                 check_integer("stop_token_ids", token_id, 0)
                 for token_id in _items("stop_token_ids", self.stop_token_ids)
             ),
+            "n": check_integer("n", self.n, 1),
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)  # how a frozen dataclass tidies its own fields

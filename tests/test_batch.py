@@ -1,14 +1,15 @@
-"""Batch against the simplest way to lay chunks end to end; blocks against a count of who holds what."""
+"""Batch against the simplest way to lay chunks end to end; the KV cache's sizes."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from minillm.batch import Batch, Chunk
-from minillm.blocks import BlockAllocator
 from minillm.config import ModelConfig
 from minillm.kv_cache import KVCache
+from minillm.plan import StepPlan
+from minillm.sequence import Sequence
 
 CONFIG = ModelConfig("llama", 100, 16, 32, 2, 4, 2, 8, 64)
 
@@ -58,58 +59,6 @@ def test_batches_that_make_no_sense_are_refused():
         Batch.from_chunks([Chunk([1], 0, [0]), Chunk([1, 2], 15, [1])], 16)
 
 
-class Blocks(RuleBasedStateMachine):
-    """Sequences grow and shrink; after every step each block is free or in exactly one table."""
-
-    def __init__(self):
-        super().__init__()
-        self.blocks = BlockAllocator(num_blocks=12, block_size=4)
-        self.tables = [[], [], []]
-
-    @rule(row=st.integers(0, 2), num_tokens=st.integers(0, 60))
-    def extend(self, row, num_tokens):
-        table, before = self.tables[row], list(self.tables[row])
-        wanted = max(len(table), -(-num_tokens // 4))
-        if wanted - len(table) > self.blocks.num_free:
-            with pytest.raises(MemoryError, match=r"\d+ tokens need \d+ more blocks of 4, but \d+ of 12 are free"):
-                self.blocks.extend(table, num_tokens)
-            wanted = len(before)
-        else:
-            self.blocks.extend(table, num_tokens)
-        assert table[: len(before)] == before
-        assert len(table) == wanted
-
-    @rule(row=st.integers(0, 2), num_tokens=st.integers(0, 60))
-    def shrink(self, row, num_tokens):
-        before = list(self.tables[row])
-        self.blocks.shrink(self.tables[row], num_tokens)
-        assert self.tables[row] == before[: -(-num_tokens // 4)]
-
-    @precondition(lambda self: self.blocks.num_free)
-    @rule()
-    def freeing_what_nobody_holds_is_refused(self):
-        held = {block for table in self.tables for block in table}
-        free = next(block for block in range(12) if block not in held)
-        with pytest.raises(ValueError, match=f"block {free} is not held"):
-            self.blocks.shrink([free])
-
-    @invariant()
-    def every_block_is_in_one_place(self):
-        held = [block for table in self.tables for block in table]
-        assert len(held) == len(set(held)) == self.blocks.num_held
-        assert set(held) <= set(range(12))
-        assert self.blocks.num_free + self.blocks.num_held == 12
-
-
-TestBlocks = Blocks.TestCase
-
-
-@pytest.mark.parametrize(("num_blocks", "block_size"), [(0, 16), (4, 0), (-1, 1)])
-def test_a_pool_without_room_is_refused(num_blocks, block_size):
-    with pytest.raises(ValueError, match=f"got {num_blocks} blocks of {block_size}"):
-        BlockAllocator(num_blocks, block_size)
-
-
 def test_the_cache_tells_its_size_and_occupancy():
     cache = KVCache(CONFIG, num_blocks=10, block_size=4)
     assert cache.bytes_per_token == 2 * 2 * 2 * 8 * 4  # key and value, layers, kv heads, head_dim, float32
@@ -120,6 +69,29 @@ def test_the_cache_tells_its_size_and_occupancy():
     assert cache.occupancy == 0.3
     assert cache.num_bytes_held == 12 * cache.bytes_per_token
     assert "3 of 10 blocks of 4 held" in repr(cache)
+
+
+def test_a_block_is_copied_in_all_layers_and_no_other_is_touched():
+    cache, random = KVCache(CONFIG, num_blocks=4, block_size=3), np.random.default_rng(0)
+    cache.keys[:], cache.values[:] = random.normal(size=cache.keys.shape), random.normal(size=cache.values.shape)
+    keys, values = cache.keys.copy(), cache.values.copy()
+    cache.copy_block(2, 0)
+    order = [2, 1, 2, 3]
+    np.testing.assert_array_equal(cache.keys, keys[order])
+    np.testing.assert_array_equal(cache.values, values[order])
+
+
+def test_a_plan_becomes_the_batch_of_its_chunks():
+    plan, tables = StepPlan(), [[3, 1], [0]]
+    for table, start, length in ((tables[0], 2, 4), (tables[1], 3, 1)):
+        sequence = Sequence.of("r", list(range(10, 10 + start + length)), 5)
+        sequence.num_computed, sequence.block_table = start, table
+        plan.advance(sequence, length, is_prefill=length > 1)
+    batch = Batch.from_plan(plan, 4)
+    assert batch.token_ids.tolist() == [12, 13, 14, 15, 13]
+    assert batch.slots.tolist() == [14, 15, 4, 5, 3]
+    tables[0][0] = 9  # a plan is a snapshot
+    assert Batch.from_plan(plan, 4).slots.tolist() == batch.slots.tolist()
 
 
 def test_a_contiguous_cache_is_one_large_block():

@@ -100,8 +100,8 @@ def test_chat_takes_turns(monkeypatch, model_file, capsys):
     prefills = re.findall(r"prefill +(\d+) tokens.*?(?:\((\d+) more were cached\))?\n", printed.out)
     (_, none), (again, all_but_one), (new, kept) = prefills
     assert none == ""
-    assert int(again) == 1  # after /clear the same message: all but its last token was still there
-    assert int(kept) > int(all_but_one) > 5  # the conversation so far was in the cache
+    assert 1 <= int(again) <= 16  # after /clear the same message: all but its last block was still there
+    assert int(kept) >= int(all_but_one) >= 16  # the conversation so far was in the cache, in whole blocks
     assert int(new) < 60
     assert printed.err == ""
 

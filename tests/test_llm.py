@@ -14,7 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minillm.llm
-from minillm import LLM, CapacityError, ChatTemplateError, NumericError, RequestError, SamplingParams
+from minillm import (
+    LLM,
+    BusyError,
+    CapacityError,
+    ChatTemplateError,
+    EngineConfig,
+    NumericError,
+    RequestError,
+    SamplingParams,
+)
 from minillm.sampling import sample
 
 TEMPLATE = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}</s>{% endfor %}<s>assistant:"
@@ -100,8 +109,10 @@ def test_a_common_beginning_is_computed_once(llm, beginning, left, right):
     fresh = llm.generate([beginning + right], how)[0]
     llm.generate([beginning + left], how)
     again = llm.generate([beginning + right], how)[0]
-    assert again.metrics.num_cached_tokens >= min(len(beginning), len(beginning + right) - 1)
-    assert again.metrics.num_cached_tokens < len(beginning + right)  # the last is always computed
+    known = min(len(beginning), len(beginning + right) - 1)  # the last is always computed
+    assert again.metrics.num_cached_tokens >= known // 4 * 4  # in whole blocks
+    assert again.metrics.num_cached_tokens % 4 == 0
+    assert again.metrics.num_cached_tokens < len(beginning + right)
     assert essence(again) == essence(fresh)
 
 
@@ -226,6 +237,53 @@ def test_many_prompts_come_back_in_order(llm):
     assert llm.generate([], how) == []
 
 
+@settings(max_examples=30)
+@given(requests=st.lists(st.tuples(token_ids, params), min_size=1, max_size=5))
+def test_prompts_answered_together_are_answered_as_each_alone(llm, requests):
+    prompts, hows = [list(column) for column in zip(*requests, strict=True)]
+    together = llm.generate(prompts, hows)
+    for (prompt, how), output in zip(requests, together, strict=True):
+        assert output.prompt_token_ids == prompt
+        assert essence(output) == essence(llm.generate([prompt], how)[0])
+
+
+def test_several_completions_of_one_prompt(llm):
+    """The first is what the request alone gives; the others are drawn apart, and a stream tells them apart."""
+    how = {"max_tokens": 10, "temperature": 2.0, "seed": 3, "logprobs": True, "ignore_eos": True}
+    single = llm.generate([[5] * 9], SamplingParams(**how))[0]
+    output = llm.generate([[5] * 9], SamplingParams(**how, n=3))[0]
+    assert len(output.completions) == 3
+    assert essence(output) == essence(output.completions[0]) == essence(single)
+    assert len({tuple(completion.token_ids) for completion in output.completions}) == 3
+    assert [completion.metrics.num_generated_tokens for completion in output.completions] == [10] * 3
+    deltas = list(llm.stream([5] * 9, SamplingParams(**how, n=3)))
+    for number, completion in enumerate(output.completions):
+        own = [delta for delta in deltas if delta.completion == number]
+        assert [delta.token_id for delta in own] == completion.token_ids
+        assert "".join(delta.text for delta in own) == completion.text
+        assert own[-1].finish_reason == completion.finish_reason == "length"
+    greedy = llm.generate([[5]], SamplingParams(max_tokens=5, temperature=0, n=2))[0]
+    assert greedy.completions[0].token_ids == greedy.completions[1].token_ids
+
+
+def test_a_request_aborted_by_somebody_else_ends(llm):
+    stream = llm.stream([1, 2], SamplingParams(max_tokens=50, ignore_eos=True, n=2))
+    next(stream)
+    (request_id,) = {sequence.request_id for sequence in llm.engine.scheduler.running}
+    llm.engine.abort(request_id)
+    assert len(list(stream)) < 5
+    assert llm.kv_cache.blocks.num_held == 0
+
+
+def test_steps_taken_by_hand_go_to_whoever_asked(llm):
+    how = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
+    stream = llm.stream([1, 2], how)
+    first = next(stream)
+    while llm.engine.has_unfinished:
+        llm.engine.step()
+    assert [first.token_id, *(delta.token_id for delta in stream)] == llm.generate([[1, 2]], how)[0].token_ids
+
+
 def test_metrics_add_up(llm):
     llm.reset_cache()
     metrics = llm.generate([[5] * 20], SamplingParams(max_tokens=5, ignore_eos=True))[0].metrics
@@ -269,7 +327,7 @@ def test_a_conversation_continues_in_the_cache(llm):
     assert first.prompt_token_ids == llm.tokenizer.encode(TEMPLATE_TEXT, add_special_tokens=False)
     messages += [{"role": "assistant", "content": "well"}, {"role": "user", "content": "bye"}]
     second = llm.chat(messages, how)
-    assert second.metrics.num_cached_tokens >= len(first.prompt_token_ids)
+    assert second.metrics.num_cached_tokens >= len(first.prompt_token_ids) // 4 * 4
     streamed = list(llm.stream_chat(messages, how))
     assert [delta.token_id for delta in streamed] == second.token_ids
 
@@ -277,25 +335,60 @@ def test_a_conversation_continues_in_the_cache(llm):
 TEMPLATE_TEXT = "<s>user: hello</s><s>assistant:"
 
 
-def test_one_request_at_a_time(llm):
+def test_streams_share_the_engine(llm):
+    """Whoever is read, all go on; and what comes for one is not lost while another is read."""
+    how = SamplingParams(max_tokens=12, temperature=1, seed=5, logprobs=True, ignore_eos=True)
+    prompts = [[1, 2, 3], [4] * 9, [5]]
+    expected = [essence(llm.generate([prompt], how)[0]) for prompt in prompts]
+    streams = [llm.stream(prompt, how) for prompt in prompts]
+    seen = [[next(stream)] for stream in streams]
+    between = essence(llm.generate([prompts[1]], how)[0])
+    llm.logits([1, 2])
+    for stream, deltas in reversed(list(zip(streams, seen, strict=True))):
+        deltas += stream
+    for deltas, (token_ids, logprobs, text, finish_reason) in zip(seen, expected, strict=True):
+        assert [delta.token_id for delta in deltas] == token_ids
+        assert [delta.logprob for delta in deltas] == logprobs
+        assert "".join(delta.text for delta in deltas) == text
+        assert deltas[-1].finish_reason == finish_reason
+    assert between == expected[1]
+
+
+def test_walking_away_from_a_stream_frees_its_blocks_at_once(llm):
+    how = SamplingParams(max_tokens=50, ignore_eos=True)
+    for leave in (lambda stream: stream.close(), lambda stream: None):
+        stream = llm.stream([1, 2, 3], how)
+        next(stream)
+        assert llm.kv_cache.blocks.num_held == 1
+        leave(stream)
+        del stream
+        gc.collect()
+        assert llm.kv_cache.blocks.num_held == 0
+        assert not llm.engine.has_unfinished
+    never_begun = llm.stream([1, 2, 3], how)
+    assert not llm.engine.has_unfinished
+    del never_begun
+
+
+def test_a_stream_thrown_away_during_a_step_ends_before_the_next(llm):
+    """As the garbage collector may do it, at any time."""
+    how = SamplingParams(max_tokens=3, ignore_eos=True)
     stream = llm.stream([1, 2, 3], SamplingParams(max_tokens=50, ignore_eos=True))
     next(stream)
-    short = SamplingParams(max_tokens=1)
-    for another in (
-        lambda: llm.generate([[1]], short),
-        lambda: llm.logits([1]),
-        lambda: next(llm.stream([1], short)),
-    ):
-        with pytest.raises(RequestError, match="another request is being streamed"):
-            another()
-    stream.close()
-    llm.generate([[1]], SamplingParams(max_tokens=1))
-    stream = llm.stream([1, 2, 3], SamplingParams(max_tokens=50, ignore_eos=True))
-    next(stream)
-    del stream  # walking away is as good as closing
-    gc.collect()
-    llm.generate([[1]], SamplingParams(max_tokens=1))
-    assert llm.kv_cache.blocks.num_held <= 1
+    forward = llm.transformer.forward
+
+    def closing(*args, **kwargs):
+        stream.close()
+        return forward(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(llm.transformer, "forward", closing)
+        other = llm.stream([4], how)
+        next(other)
+    assert llm.engine.has_unfinished
+    assert len(list(other)) == 2
+    assert not llm.engine.has_unfinished
+    assert llm.kv_cache.blocks.num_held == 0
 
 
 def test_requests_that_cannot_be_served(llm):
@@ -338,10 +431,17 @@ def test_requests_that_cannot_be_served(llm):
 
 
 def test_a_bad_prompt_among_good_ones_starts_nothing(llm):
-    before = llm._sequence
-    with pytest.raises(RequestError, match="empty"):
-        llm.generate([[1, 2], []], SamplingParams(max_tokens=1))
-    assert llm._sequence is before
+    for prompts, params in (
+        ([[1, 2], []], SamplingParams(max_tokens=1)),
+        ([[1, 2], [3]], [SamplingParams(max_tokens=1), SamplingParams(max_tokens=1000)]),
+        ([[1, 2], [3]], [SamplingParams(max_tokens=1), {"max_tokens": 1}]),
+        ([[1, 2], [3]], [SamplingParams(max_tokens=1)]),
+    ):
+        before = llm.engine.step().step
+        with pytest.raises(RequestError, match=r"empty|come to 1001|params are dict|2 prompts came with 1 params"):
+            llm.generate(prompts, params)
+        assert llm.engine.step().step == before + 1
+        assert not llm.engine.has_unfinished
 
 
 def test_a_model_without_tokenizer_takes_ids(tmp_path):
@@ -389,6 +489,9 @@ def test_damaged_weights_show_as_an_error_not_as_text(tmp_path):
         ({"threads": 10**6}, "threads is 1000000; this machine has 1 to"),
         ({"context_length": 129}, "context_length is 129"),
         ({"block_size": 0}, "block_size is 0"),
+        ({"engine": EngineConfig(num_blocks=0)}, "num_blocks is 0"),
+        ({"engine": EngineConfig(max_sequences=0)}, "max_sequences is 0"),
+        ({"engine": EngineConfig(policy="clever")}, "policy is 'clever'"),
     ],
 )
 def test_arguments_out_of_range(model_file, arguments, message):
@@ -399,7 +502,7 @@ def test_arguments_out_of_range(model_file, arguments, message):
 def test_a_cache_beyond_memory_is_an_error_with_a_way_out(tmp_path):
     path, _ = write_hf_folder(tmp_path, max_position_embeddings=2**31 - 1)
     assert LLM(path).context_length == 8192
-    with pytest.raises(CapacityError, match=r"2,147,483,647 positions does not fit .* smaller context_length"):
+    with pytest.raises(CapacityError, match=r"2,147,483,648 positions does not fit .* smaller context_length"):
         LLM(path, context_length=2**31 - 1)
 
 
@@ -414,8 +517,8 @@ def test_threads_take_turns_or_are_refused(llm):
         for _ in range(30):
             try:
                 served.append(essence(llm.generate([prompts[n]], how)[0]) == expected[n])
-            except RequestError as error:
-                refused.append("another request is being streamed" in str(error))
+            except BusyError as error:
+                refused.append("another thread's request is under way" in str(error))
 
     threads = [threading.Thread(target=ask, args=[n]) for n in range(4)]
     for thread in threads:

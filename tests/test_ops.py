@@ -293,7 +293,8 @@ def test_a_float32_becomes_the_float16_numpy_makes_of_it(bits):
 @given(sign=st.booleans(), bits=bit_patterns(15), step=st.integers(-1, 1))
 def test_numbers_half_way_between_two_float16_go_to_the_even_one(sign, bits, step):
     low, high = (np.uint16(min(b, 0x7BFF)).view(np.float16).astype(np.float32) for b in (bits, bits + 1))
-    between = np.uint32(((low + high) / 2).view(np.uint32) + np.uint32(step % 2**32)).view(np.float32)
+    nearby = int(((low + high) / 2).view(np.uint32)) + step
+    between = np.uint32(nearby % 2**31).view(np.float32)
     value = np.float32(-between if sign else between)
     ours = np.uint16(narrowed(value, np.empty(0, np.uint16)))
     with np.errstate(over="ignore"):

@@ -17,9 +17,12 @@ MAY_USE = {
     "config": set(),
     "quantization": set(),
     "ops": {"quantization"},
-    "batch": set(),
+    "batch": {"plan"},
     "blocks": set(),
     "sequence": set(),
+    "waiting": {"sequence"},
+    "plan": {"sequence"},
+    "scheduler": {"blocks", "checks", "plan", "sequence", "waiting"},
     "checks": set(),
     "sampling": {"checks"},
     "stopping": set(),
@@ -28,10 +31,26 @@ MAY_USE = {
     "tokenizer": set(),
     "checkpoints": {"config", "quantization", "tokenizer"},
     "catalog": set(),
+    "trace": set(),
+    "outputs": {"sampling", "trace"},
+    "engine": {
+        "batch",
+        "blocks",
+        "checks",
+        "kv_cache",
+        "plan",
+        "sampling",
+        "scheduler",
+        "sequence",
+        "stopping",
+        "tokenizer",
+        "trace",
+        "transformer",
+    },
 }
 # These stand on top and may use whatever they need, but not each other's betters.
 FRONT = {"llm": {"cli", "bench"}, "bench": {"cli"}, "cli": set(), "": {"cli", "bench"}}  # room -> what it may not use
-INTEGERS_ONLY = {"sequence", "blocks", "scheduler"}
+INTEGERS_ONLY = {"sequence", "blocks", "waiting", "plan", "scheduler"}
 ARRAY_LIBRARIES = {"numpy", "numba", "torch", "cupy"}
 CORE = {"numpy", "numba", "tokenizers", "rich", "jinja2", "huggingface_hub"}
 # What an extra brings, and the one module that may use it. The engines are run, each in a process of its own, and never

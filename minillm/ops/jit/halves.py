@@ -14,7 +14,6 @@ from numba.extending import overload
 # float32 has them, a multiplication by 2^112 makes the number right, be it as small as it may.
 EXPONENTS_APART = np.float32(2.0**112)
 INFINITY_16, INFINITY_32 = np.uint32(0x7C00), np.uint32(0x7F800000)  # the exponent bits of infinity and NaN
-NO_BITS = np.uint32(0)
 SIGN_AND_LOW_28 = np.uint32(0x8FFFFFFF)
 NAN_16 = np.uint32(0x7E00)
 SIGN_16, BELOW_SIGN_16, BELOW_SIGN_32 = np.uint32(0x8000), np.uint32(0x7FFF), np.uint32(0x7FFFFFFF)
@@ -59,7 +58,7 @@ def _compiled_widen_finite(number):
     return _widen_finite_half if number == types.uint16 else lambda number: number
 
 
-@overload(narrow, inline="always")
+@overload(narrow)
 def _compiled_narrow(value, like):
     return _narrow_to_half if like.dtype == types.uint16 else _as_it_is
 
@@ -70,7 +69,7 @@ def _widen_half(number):
     magnitude = np.uint32(bits & BELOW_SIGN_16)
     wide = np.uint32(magnitude << np.uint32(13))
     wide = np.float32(wide.view(np.float32) * EXPONENTS_APART).view(np.uint32)
-    missing = INFINITY_32 if magnitude >= INFINITY_16 else NO_BITS  # infinity and NaN have all exponent bits there are
+    missing = np.uint32(np.uint32(magnitude >= INFINITY_16) * INFINITY_32)  # infinity, NaN: all the exponent's bits
     return np.uint32(np.uint32(wide | missing) | sign).view(np.float32)
 
 

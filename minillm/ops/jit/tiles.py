@@ -41,7 +41,8 @@ EXPONENT = np.uint32(127 + 23)  # of 2^23, as float32 writes exponents
 
 
 class TiledMatrix(NamedTuple):
-    """A weight matrix [O, I] in tiles. What is missing to whole tiles and blocks is zero.
+    """A weight matrix [O, I] in tiles. What fills them up to whole ones is never seen: `x` is zero there, or the sums
+    are not looked at.
 
     A named tuple, so that its fields travel as one; `multiply` gets it as a plain one, which Numba receives faster.
     """
@@ -186,7 +187,7 @@ def _bfloat16(codes, zero, tile, block, step, j, lane):
 
 def _eight_bits(codes, zero, tile, block, step, j, lane):
     word = np.uint32(codes[tile, block, 2 * step + j // 4, lane])
-    far = np.uint32(16 if j % 4 > 1 else 0)  # a float32's fraction has 23 bits: codes beyond are brought into its reach
+    far = np.uint32(16 * (j % 4 // 2))  # a float32's fraction has 23 bits: codes beyond are brought into its reach
     place = np.uint32(8 * (j % 2))
     exponent = np.uint32(np.uint32(EXPONENT - place) << np.uint32(23))
     code = np.uint32(np.uint32(word >> far) & np.uint32(np.uint32(255) << place))
@@ -195,7 +196,7 @@ def _eight_bits(codes, zero, tile, block, step, j, lane):
 
 def _four_bits(codes, zero, tile, block, step, j, lane):
     word = codes[tile, block, step, lane]
-    far = np.uint32(12 if j > 4 else 0)
+    far = np.uint32(12 * (j // 5))
     place = np.uint32(np.uint32(4 * j) - far)
     exponent = np.uint32(np.uint32(EXPONENT - place) << np.uint32(23))
     code = np.uint32(np.uint32(word >> far) & np.uint32(np.uint32(15) << place))

@@ -1,0 +1,327 @@
+"""Scheduler: which sequence advances by how many tokens in the next step. Integers only, no clock, no model.
+
+Three policies, each a line or two in `schedule`:
+
+    static      take a batch, run it to the end, take the next; what production systems once did
+    continuous  join and leave at every step (Yu et al. 2022, Orca). New prompts go first, and while they are computed
+                nobody decodes
+    chunked     as continuous, but prompts are cut into chunks that fill what the decodes leave of a step's budget, so
+                that nobody's next token waits for somebody else's prompt (Agrawal et al. 2024, Sarathi-Serve)
+
+A sequence is admitted once there are blocks for all its tokens, and takes a further block whenever it has filled one.
+If there is none, whoever was admitted last is *preempted*: it loses its blocks, keeps its tokens, and comes back before
+anybody new, to compute again what the prefix index no longer finds (recompute, Kwon et al. 2023, section 4.5).
+
+Nobody starves. Order of first admission never changes, only later ones make way, and nobody overtakes in the queue
+whoever was admitted before: so the first of all always goes on to its end, and then the next is the first.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence as SequenceOf
+from itertools import count
+
+from minillm.blocks import BlockAllocator
+from minillm.checks import check_integer, check_number
+from minillm.errors import RequestError
+from minillm.plan import Admitted, Finished, Preempted, Sampled, ScheduledChunk, StepPlan
+from minillm.sequence import Sequence
+from minillm.waiting import ADMISSIONS, WaitingQueue
+
+__all__ = ["ADMISSIONS", "POLICIES", "Sampled", "ScheduledChunk", "Scheduler", "StepPlan"]
+
+POLICIES = ("static", "continuous", "chunked")
+
+
+class Scheduler:
+    """Queues, budgets, and the policy that fills a step from them.
+
+    Use: `add` sequences; then by turns `schedule`, compute what the plan says, and `commit` what came of it.
+
+    Parameters
+    ----------
+    blocks : BlockAllocator of the KV cache.
+    policy : one of POLICIES.
+    max_batch_tokens : a step computes at most so many tokens.
+    max_sequences : at most so many completions hold blocks.
+    admission : one of ADMISSIONS, the order in which new requests are admitted; see `WaitingQueue`.
+    watermark : share of the pool, from 0 up to but not 1, that an admission must leave available while others run, so
+        that these find blocks to grow into.
+    prefix_caching : whether computed blocks are published, and looked up for who is admitted.
+
+    Attributes
+    ----------
+    running : the sequences that hold blocks, first admitted first.
+    waiting : WaitingQueue.
+
+    Raises
+    ------
+    RequestError
+        A number is out of its range.
+    ValueError
+        `policy` or `admission` is unknown.
+    """
+
+    def __init__(
+        self,
+        blocks: BlockAllocator,
+        *,
+        policy: str = "chunked",
+        max_batch_tokens: int = 512,
+        max_sequences: int = 16,
+        admission: str = "fcfs",
+        watermark: float = 0.01,
+        prefix_caching: bool = True,
+    ):
+        if policy not in POLICIES:
+            raise ValueError(f"policy is {policy!r}; it can be {', '.join(POLICIES)}")
+        self.blocks = blocks
+        self.policy = policy
+        self.max_batch_tokens = check_integer("max_batch_tokens", max_batch_tokens, 1)
+        self.max_sequences = check_integer("max_sequences", max_sequences, 1)
+        self.watermark = check_number("watermark", watermark, "from 0 up to but not 1", 0, 1, excluded=1)
+        self.prefix_caching = prefix_caching
+        self.running: list[Sequence] = []
+        self.waiting = WaitingQueue(admission)
+        self._requests: dict[str, list[Sequence]] = {}  # the unfinished ones' unfinished sequences
+        self._ranks = count()
+
+    # --- requests come and go -----------------------------------------------------------------------------------
+
+    def add(self, sequence: Sequence) -> None:
+        """Let a new request wait its turn.
+
+        Raises
+        ------
+        RequestError
+            Its id is taken by an unfinished one, or it could not be served even if it were alone.
+        """
+        if sequence.request_id in self._requests:
+            raise RequestError(f"a request {sequence.request_id!r} is under way; give this one another id")
+        self.check(sequence)
+        self._requests[sequence.request_id] = [sequence]
+        self.waiting.push(sequence)
+
+    def check(self, sequence: Sequence) -> None:
+        """Make sure that a new request could be served if it were alone.
+
+        Raises
+        ------
+        RequestError
+            It asks for more completions than may run at once, or for more blocks than there are.
+        """
+        if sequence.num_forks > self.max_sequences:
+            raise RequestError(
+                f"a request for {sequence.num_forks} completions needs them to run at once, but "
+                f"max_sequences is {self.max_sequences}"
+            )
+        needed = self.blocks.blocks_for(sequence.most_positions)
+        if needed > self.blocks.num_blocks:
+            raise RequestError(
+                f"a prompt of {sequence.num_prompt_tokens} tokens and max_tokens of {sequence.max_tokens} can come to "
+                f"fill {sequence.most_positions} positions, which takes {needed} blocks of {self.blocks.block_size}, "
+                f"but the pool has {self.blocks.num_blocks}: shorten one, or give the engine "
+                "more num_blocks"
+            )
+
+    def end(self, request_id: str, reason: str) -> list[Finished]:
+        """End a request's unfinished sequences now, wherever they are; their blocks are available at once.
+
+        Raises
+        ------
+        RequestError
+            No request of this id is unfinished.
+        """
+        if request_id not in self._requests:
+            raise RequestError(f"no request {request_id!r} is under way: it has finished, or there never was one")
+        return [self._finish(sequence, reason) for sequence in list(self._requests[request_id])]
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether any request waits or runs."""
+        return bool(self._requests)
+
+    def is_unfinished(self, request_id: str) -> bool:
+        """Whether this request waits or runs."""
+        return request_id in self._requests
+
+    # --- a step -------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> StepPlan:
+        """Decide the next step. Each call must be followed by `commit` or `abandon` before the next."""
+        plan = StepPlan()
+        if self.policy == "chunked":
+            self._decode(plan)
+            self._prefill(plan)
+            self._admit(plan)
+            return plan
+        # The other two compute prompts apart from decodes.
+        joins = self.policy == "continuous" or not self.running
+        self._prefill(plan)
+        if joins:
+            self._admit(plan)
+        if not plan.chunks:
+            self._decode(plan)
+        return plan
+
+    def commit(self, plan: StepPlan, sampled: SequenceOf[SequenceOf[Sampled]]) -> None:
+        """Take over what came of a step: sequences grow, part, finish, and their full blocks can be found.
+
+        Parameters
+        ----------
+        plan : what `schedule` gave; gains who `finished`.
+        sampled : for each chunk the `num_samples` tokens chosen after it, one for each completion in order.
+        """
+        for chunk, choices in zip(plan.chunks, sampled, strict=True):
+            sequence = chunk.sequence
+            sequence.num_computed = chunk.stop
+            self._publish(sequence)
+            members = self._part(sequence) if chunk.num_samples else []
+            for member, choice in zip(members, choices, strict=True):
+                if choice.token_id is not None:
+                    member.token_ids.append(choice.token_id)
+                if choice.finish_reason is not None:
+                    plan.finished.append(self._finish(member, choice.finish_reason))
+
+    def abandon(self, plan: StepPlan) -> None:
+        """A step could not be carried out: nobody can tell what it has written, so all it touched start over."""
+        for chunk in plan.chunks:
+            if chunk.sequence in self.running:
+                self._preempt(chunk.sequence)
+
+    # --- filling a step -----------------------------------------------------------------------------------------
+
+    def _decode(self, plan: StepPlan) -> None:
+        """Each sequence that decodes advances by the token chosen last, if budget and blocks allow."""
+        position = 0
+        while position < len(self.running) and plan.num_tokens < self.max_batch_tokens:
+            sequence = self.running[position]
+            if not sequence.in_prefill and self._make_room(sequence, plan):
+                plan.advance(sequence, 1, is_prefill=False)
+            position += 1
+
+    def _prefill(self, plan: StepPlan) -> None:
+        """Those admitted before, but not at the end of their prompt, advance as far as the budget goes."""
+        for sequence in self.running:
+            if sequence.in_prefill:
+                self._advance(sequence, plan)
+
+    def _admit(self, plan: StepPlan) -> None:
+        """As many as there are seats, blocks and budget for leave the queue, and advance by their first chunk.
+
+        A static batch is closed after this step, so it takes in also those whose first chunk the budget puts off.
+        """
+        if plan.preempted:  # whoever had to go would come straight back
+            return
+        seats = self.max_sequences - sum(sequence.num_forks for sequence in self.running)
+        while self.waiting and (plan.num_tokens < self.max_batch_tokens or self.policy == "static"):
+            sequence = self.waiting.peek()
+            if sequence.num_forks > seats or not self._enter(sequence, plan):
+                return
+            seats -= sequence.num_forks
+            self._advance(sequence, plan)
+
+    def _enter(self, sequence: Sequence, plan: StepPlan) -> bool:
+        """Give `sequence` blocks for all its tokens, found ones first, and let it run; False if there are too few."""
+        blocks, num_tokens = self.blocks, len(sequence.token_ids)
+        # Not all of them: the last token is always computed, for its scores choose the next.
+        found = blocks.find(sequence.token_ids[:-1]) if self.prefix_caching else []
+        revived = sum(not blocks.references[block] for block in found)  # available so far, but not to be handed out
+        left = blocks.num_available - revived - (blocks.blocks_for(num_tokens) - len(found))
+        if left < (int(self.watermark * blocks.num_blocks) if self.running else 0):
+            return False
+        self.waiting.pop()
+        num_cached = len(found) * blocks.block_size
+        plan.admitted.append(Admitted(sequence, num_cached, after_preemption=sequence.rank is not None))
+        sequence.block_table = blocks.share(found)
+        plan.evicted += blocks.extend(sequence.block_table, num_tokens)
+        sequence.num_computed, sequence.num_published, sequence.prefill_end = num_cached, len(found), num_tokens
+        if sequence.rank is None:
+            sequence.rank = (next(self._ranks), sequence.completion)
+        insort(self.running, sequence, key=_rank)
+        return True
+
+    def _advance(self, sequence: Sequence, plan: StepPlan) -> None:
+        """Prefill as much of `sequence` as the budget allows."""
+        num_tokens = min(sequence.prefill_end - sequence.num_computed, self.max_batch_tokens - plan.num_tokens)
+        if num_tokens:
+            plan.advance(sequence, num_tokens, is_prefill=True)
+
+    def _make_room(self, sequence: Sequence, plan: StepPlan) -> bool:
+        """A block of its own for the position `sequence` fills next, whoever was admitted last making way.
+
+        False if that is `sequence` itself.
+        """
+        blocks, table, position = self.blocks, sequence.block_table, sequence.num_computed
+        index = position // blocks.block_size
+        while index == len(table) or blocks.is_shared(table[index]):
+            if not blocks.num_available:
+                victim = self.running[-1]
+                plan.preempted.append(Preempted(victim, victim.num_computed))
+                self._preempt(victim)
+                if victim is sequence:
+                    return False
+            elif index == len(table):
+                plan.evicted += blocks.extend(table, position + 1)
+            else:
+                source, evicted = blocks.own(table, index)
+                plan.copies.append((source, table[index]))
+                plan.evicted += evicted
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._leave(sequence)
+        self.waiting.push(sequence)
+
+    # --- after a step -------------------------------------------------------------------------------------------
+
+    def _publish(self, sequence: Sequence) -> None:
+        """Offer the blocks that have become full of computed tokens to the prefix index."""
+        if not self.prefix_caching:
+            return
+        size = self.blocks.block_size
+        for index in range(sequence.num_published, sequence.num_computed // size):
+            self.blocks.publish(sequence.block_table, index, sequence.token_ids[index * size : (index + 1) * size])
+        sequence.num_published = sequence.num_computed // size
+
+    def _part(self, sequence: Sequence) -> list[Sequence]:
+        """At the end of the prompt: as many sequences as completions were asked for, sharing all blocks so far."""
+        members = [sequence]
+        for completion in range(1, sequence.num_forks):
+            fork = Sequence.of(sequence.request_id, sequence.token_ids, sequence.max_tokens, priority=sequence.priority)
+            fork.completion, fork.rank = completion, (sequence.rank[0], completion)
+            fork.num_computed = fork.prefill_end = sequence.num_computed
+            fork.num_published = sequence.num_published
+            fork.block_table = self.blocks.share(sequence.block_table)
+            self._requests[sequence.request_id].append(fork)
+            insort(self.running, fork, key=_rank)
+            members.append(fork)
+        sequence.num_forks = 1
+        return members
+
+    def _finish(self, sequence: Sequence, reason: str) -> Finished:
+        self._leave(sequence)
+        siblings = self._requests[sequence.request_id]
+        siblings.remove(sequence)
+        if not siblings:
+            del self._requests[sequence.request_id]
+        return Finished(sequence, reason)
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Take `sequence` off the queue or out of the running ones, and its blocks with it."""
+        self.waiting.discard(sequence)
+        if sequence.block_table:
+            self.running.remove(sequence)
+            self.blocks.shrink(sequence.block_table)
+        sequence.num_computed = 0
+
+    def __repr__(self):
+        return (
+            f"Scheduler({self.policy}, {len(self.running)} running, {len(self.waiting)} waiting, at most "
+            f"{self.max_batch_tokens} tokens of {self.max_sequences} sequences a step, {self.blocks!r})"
+        )
+
+
+def _rank(sequence: Sequence) -> tuple[int, int]:
+    return sequence.rank

@@ -1,0 +1,239 @@
+"""Trace: a run's records, as one file of JSON Lines.
+
+The first line says what the file is and what the run had in common; every further line is one step. Whoever reads a
+file trusts nothing in it: each value is held against the type its record declares, and steps must follow each other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from minillm.errors import TraceError
+from minillm.trace.records import DECODE, PREFILL, STAGES, RunFacts, StepRecord
+
+FORMAT_VERSION = 1
+HEADER_KEY = "minillm_trace"  # what the first line has, and its value is the version
+
+
+@dataclass
+class Trace:
+    """A run: what it had in common, and its steps in order. Iterating gives the steps.
+
+    Attributes
+    ----------
+    facts : RunFacts
+    steps : the records, numbered from the first one's `step` on without a gap.
+    """
+
+    facts: RunFacts
+    steps: list[StepRecord] = field(default_factory=list)
+
+    def append(self, record: StepRecord) -> None:
+        """Add the next step."""
+        self.steps.append(record)
+
+    def __iter__(self) -> Iterator[StepRecord]:
+        return iter(self.steps)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def write(self, path: str | os.PathLike) -> None:
+        """Write all of it to `path`, in UTF-8: a header line, then a line a step."""
+        with Path(path).open("w", encoding="utf-8") as file:
+            for line in self.lines():
+                file.write(line + "\n")
+
+    def lines(self) -> Iterator[str]:
+        """The lines of the file, without their ends."""
+        yield json.dumps({HEADER_KEY: FORMAT_VERSION, "run": asdict(self.facts)})
+        for record in self.steps:
+            yield json.dumps(to_json(record))
+
+    @classmethod
+    def read(cls, path: str | os.PathLike) -> Trace:
+        """The trace that `write` wrote to `path`.
+
+        Raises
+        ------
+        TraceError
+            It is no trace, of another version, cut off, or was changed to say something that cannot be; the message
+            names the line. A file that was cut off exactly at the end of a line reads as the shorter run it is.
+        OSError
+            It cannot be read.
+        """
+        with Path(path).open("rb") as file:
+            numbered = enumerate(file, start=1)
+            trace = cls(_header(next(numbered, (1, b"")), str(path)))
+            for number, line in numbered:
+                where = f"{path}: line {number}"
+                values = _object(line, where)
+                if HEADER_KEY in values:
+                    raise TraceError(
+                        f"{where} is another header; the file holds two traces, which may differ in version"
+                    )
+                record = from_json(StepRecord, values, where)
+                _check_step(record, trace, where)
+                trace.append(record)
+        return trace
+
+    def __repr__(self):
+        return f"Trace({len(self)} steps of {self.facts.model}, {self.facts.policy})"
+
+
+def to_json(record: Any) -> dict[str, Any]:
+    """A record as JSON has it: an object with a key for every field, but for those that no file keeps."""
+    return {
+        f.name: _plain(getattr(record, f.name)) for f in fields(record) if f.metadata.get("in_file", True)
+    }  # not `asdict`, which would copy exceptions
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return to_json(value)
+    if isinstance(value, list) and value and is_dataclass(value[0]):
+        return [to_json(item) for item in value]
+    return value
+
+
+def from_json(kind: type, value: Any, where: str) -> Any:
+    """The record of type `kind` that `value` describes.
+
+    Raises
+    ------
+    TraceError
+        A field is missing, unknown, or not of the type that `kind` declares.
+    """
+    return _reader(kind)(value, where)
+
+
+@cache
+def _reader(kind: Any) -> Callable[[Any, str], Any]:
+    """What turns a JSON value into a `kind`, made once a type."""
+    if is_dataclass(kind):
+        return _record_reader(kind)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is list:
+        return _list_reader(_reader(arguments[0]))
+    if origin is dict:
+        return _dict_reader(_reader(arguments[1]))
+    if origin is types.UnionType:
+        (inner,) = [_reader(argument) for argument in arguments if argument is not type(None)]
+        return lambda value, where: None if value is None else inner(value, where)
+    if kind is Any:
+        return lambda value, where: value
+    return _plain_reader(kind)
+
+
+def _plain_reader(kind: type) -> Callable[[Any, str], Any]:
+    wanted = {int: "an integer", float: "a finite number", str: "a string", bool: "true or false"}[kind]
+
+    def read(value: Any, where: str) -> Any:
+        is_kind = type(value) is kind or (kind is float and type(value) is int)  # not isinstance: True is no integer
+        if not is_kind or (kind is float and not abs(value) <= sys.float_info.max):
+            raise TraceError(f"{where} is {value!r:.40}; wanted {wanted}")
+        return kind(value)
+
+    return read
+
+
+def _list_reader(read_item: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    def read(value: Any, where: str) -> Any:
+        if not isinstance(value, list):
+            raise TraceError(f"{where} is {value!r:.40}; wanted a list")
+        return [read_item(item, where) for item in value]
+
+    return read
+
+
+def _dict_reader(read_item: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    def read(value: Any, where: str) -> Any:
+        if not isinstance(value, dict):
+            raise TraceError(f"{where} is {value!r:.40}; wanted an object")
+        return {key: read_item(item, f"{where}, {key}") for key, item in value.items()}
+
+    return read
+
+
+def _record_reader(kind: type) -> Callable[[Any, str], Any]:
+    hints = typing.get_type_hints(kind)
+    readers = {f.name: _reader(hints[f.name]) for f in fields(kind) if f.metadata.get("in_file", True)}
+
+    def read(value: Any, where: str) -> Any:
+        if not isinstance(value, dict):
+            raise TraceError(f"{where} is {value!r:.40}; wanted an object with {', '.join(readers)}")
+        if value.keys() != readers.keys():
+            missing, unknown = sorted(readers.keys() - value.keys()), sorted(value.keys() - readers.keys())
+            raise TraceError(f"{where}: a {kind.__name__} lacks fields {missing} and has unknown ones {unknown}")
+        return kind(**{name: reader(value[name], f"{where}, {name}") for name, reader in readers.items()})
+
+    return read
+
+
+def _object(line: bytes, where: str) -> dict[str, Any]:
+    """The JSON object that a line holds."""
+    if not line.endswith(b"\n"):
+        raise TraceError(f"{where} has no end; the file was cut off, so that its last {len(line)} bytes are no step")
+    try:
+        value = json.loads(line.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"{where} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise TraceError(f"{where} holds a JSON {type(value).__name__}; wanted an object")
+    return value
+
+
+def _header(numbered_line: tuple[int, bytes], path: str) -> RunFacts:
+    """The run's facts, from the first line."""
+    number, line = numbered_line
+    if not line:
+        raise TraceError(f"{path}: line 1 is missing: the file is empty; a trace begins with a header line")
+    where = f"{path}: line {number}"
+    header = _object(line, where)
+    if HEADER_KEY not in header:
+        raise TraceError(f"{where} is no trace's header, which has a key {HEADER_KEY!r}; is this another kind of file?")
+    if header[HEADER_KEY] != FORMAT_VERSION:
+        raise TraceError(
+            f"{where}: a trace of version {header[HEADER_KEY]!r}, but this minillm reads version {FORMAT_VERSION}: "
+            "record it again"
+        )
+    facts = from_json(RunFacts, header.get("run"), f"{where}, run")
+    for name in ("block_size", "num_blocks", "max_batch_tokens", "max_sequences"):
+        if getattr(facts, name) < 1:
+            raise TraceError(f"{where}, run, {name} is {getattr(facts, name)}; wanted 1 or more")
+    return facts
+
+
+def _check_step(record: StepRecord, trace: Trace, where: str) -> None:
+    """What the types cannot say: that the step goes on from the one before, in the pool that the header describes."""
+
+    def check(holds: bool, message: str) -> None:
+        if not holds:
+            raise TraceError(f"{where}: {message}")
+
+    if trace.steps:
+        before = trace.steps[-1]
+        check(record.step == before.step + 1, f"step {record.step} follows step {before.step}")
+        check(record.time >= before.time, f"time {record.time} comes after {before.time}, of the step before")
+    num_blocks = trace.facts.num_blocks
+    check(record.pool.num_blocks == num_blocks, f"{record.pool.num_blocks} blocks, but the header has {num_blocks}")
+    tables = [chunk.block_table for chunk in record.chunks] + [sequence.block_table for sequence in record.running]
+    named = [block for table in tables for block in table] + record.pool.cached
+    check(set(named) <= set(range(num_blocks)), f"blocks are 0 to {num_blocks - 1}, but it names {set(named)}")
+    check(min(record.pool.references, default=0) >= 0, "a block is named by fewer than no tables")
+    check(not any(record.pool.references[block] for block in record.pool.cached), "a cached block is held as well")
+    stages = set(record.milliseconds)
+    check(stages == set(STAGES), f"milliseconds are of {sorted(stages)}; wanted {', '.join(STAGES)}")
+    for chunk in record.chunks:
+        check(chunk.phase in (PREFILL, DECODE), f"phase is {chunk.phase!r}; wanted {PREFILL!r} or {DECODE!r}")
+        check(chunk.start >= 0, f"a chunk starts at position {chunk.start}")
+        check(chunk.num_tokens > 0, f"the chunk of request {chunk.request_id!r} is empty")
