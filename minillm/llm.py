@@ -121,6 +121,7 @@ class LLM:
         self._block_size = min(check_integer("block_size", config.block_size, 1), self.context_length)
         if config.num_blocks is None:
             config = replace(config, num_blocks=-(-self.context_length // self._block_size))
+        self._kv_dtype = config.kv_dtype
         self.kv_cache = self._make_cache(check_integer("num_blocks", config.num_blocks, 1))
         scheduler = config.scheduler(self.kv_cache.blocks)
         with self.ops.announcing_compilation(report.line):
@@ -320,7 +321,7 @@ class LLM:
 
     def _make_cache(self, num_blocks: int) -> KVCache:
         try:
-            return KVCache(self.config, num_blocks, self._block_size)
+            return KVCache(self.config, num_blocks, self._block_size, self._kv_dtype)
         except MemoryError as error:
             raise CapacityError(
                 f"a KV cache of {num_blocks * self._block_size:,} positions does not fit this machine's memory "
@@ -329,7 +330,7 @@ class LLM:
 
     def _warm_up(self) -> None:
         """Run two tokens and then one through a cache of their own, so that every kernel is compiled or loaded."""
-        cache = KVCache.contiguous(self.config, length=3)
+        cache = KVCache.contiguous(self.config, length=3, dtype=self._kv_dtype)
         for start, token_ids in (0, [0, 0]), (2, [0]):
             self.transformer.forward(Batch.from_chunks([Chunk(token_ids, start, [0])], cache.block_size), cache)
 

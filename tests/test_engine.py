@@ -41,14 +41,15 @@ class Model:
         )
 
     def engine(self, config):
-        cache = KVCache(self.transformer.config, config.num_blocks, config.block_size)
-        cache.keys[:], cache.values[:] = 1e9, -1e9  # whoever reads what nobody wrote, shows
+        cache = KVCache(self.transformer.config, config.num_blocks, config.block_size, config.kv_dtype)
+        cache.keys[:], cache.values[:] = 6e4, -6e4  # whoever reads what nobody wrote, shows
         scheduler = config.scheduler(cache.blocks)
         return Engine(self.transformer, cache, scheduler, tokenizer=self.tokenizer, context_length=CONTEXT)
 
-    def alone(self, prompt, params, completion=0):
+    def alone(self, prompt, params, completion=0, kv_dtype="float32"):
         """The loop without an engine: one unbroken cache, the whole prompt at once, then token by token."""
-        cache, answer = KVCache.contiguous(self.transformer.config, CONTEXT), Answer(self.tokenizer, params)
+        cache = KVCache.contiguous(self.transformer.config, CONTEXT, dtype=kv_dtype)
+        answer = Answer(self.tokenizer, params)
         tokens, logprobs, texts, reason = list(prompt), [], [], None
         start, seed = 0, stream_seed(params.seed, completion)
         while reason is None:
@@ -145,6 +146,7 @@ def workloads(draw):
         prefix_caching=draw(st.booleans()),
         admission=draw(st.sampled_from(ADMISSIONS)),
         watermark=draw(st.sampled_from([0.0, 0.3])),
+        kv_dtype=draw(st.sampled_from(["float32", "float16"])),
     )
     return requests, coming, aborts, config
 
@@ -203,7 +205,7 @@ def test_every_answer_has_the_bits_of_being_alone(models, which, workload):
     records, aborted = serve(engine, requests, coming, aborts)
     for number, (prompt, params, _) in enumerate(requests):
         for completion in range(params.n):
-            expected = model.alone(prompt, params, completion)
+            expected = model.alone(prompt, params, completion, config.kv_dtype)
             tokens, logprobs, text, reason = answers.of(str(number), completion)
             if reason == "abort":
                 assert number in aborted

@@ -553,3 +553,21 @@ def test_block_size_changes_nothing(llm, model_file, block_size):
     other = LLM(model_file, block_size=block_size, context_length=100)
     assert essence(other.generate("hello", how)[0]) == essence(llm.generate("hello", how)[0])
     assert "blocks of" in repr(other)
+
+
+def test_keys_and_values_in_float16_take_half_the_memory_and_move_scores_a_little(model_file):
+    exact, halved = LLM(model_file), LLM(model_file, engine=EngineConfig(kv_dtype="float16"))
+    assert halved.kv_cache.num_bytes * 2 == exact.kv_cache.num_bytes
+    token_ids = exact.encode("hello world, hello")
+    left, right = exact.logits(token_ids), halved.logits(token_ids)
+    assert 0 < np.abs(left - right).max() <= 1e-2 * np.abs(left).max()
+    np.testing.assert_allclose(
+        LLM(model_file, backend="numpy", engine=EngineConfig(kv_dtype="float16")).logits(token_ids),
+        right,
+        atol=2e-5 * np.abs(right).max(),
+    )
+
+
+def test_other_types_of_keys_and_values_are_refused(model_file):
+    with pytest.raises(ValueError, match="kv_dtype is 'int8'; keys and values can be stored as float32 or float16"):
+        LLM(model_file, engine=EngineConfig(kv_dtype="int8"))

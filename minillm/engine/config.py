@@ -17,6 +17,7 @@ class EngineConfig:
     policy : "static", "continuous" or "chunked"; see `minillm.scheduler`.
     block_size : positions a block of the KV cache holds.
     num_blocks : blocks of the KV cache; None for as many as one request of the full context needs.
+    kv_dtype : what keys and values are stored as, "float32" or "float16": half the memory, rounded to 11 bits.
     max_batch_tokens : tokens a step computes at most. It bounds the memory for intermediate results, and how long
         a decode can be kept waiting by prompts.
     max_sequences : completions that run at once at most.
@@ -28,6 +29,7 @@ class EngineConfig:
     policy: str = "chunked"
     block_size: int = 16
     num_blocks: int | None = None
+    kv_dtype: str = "float32"
     max_batch_tokens: int = 512
     max_sequences: int = 16
     prefix_caching: bool = True
