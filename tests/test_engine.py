@@ -4,14 +4,16 @@ MINILLM_EXAMPLES=5000 looks at more of the examples than the few hundred of a us
 """
 
 import os
+import threading
 from collections import defaultdict
 
+import numpy as np
 import pytest
 from builders import random_llama, write_gguf
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from minillm import Engine, EngineConfig, SamplingParams
+from minillm import BusyError, Engine, EngineConfig, NumericError, RequestError, SamplingParams
 from minillm.batch import Batch, Chunk
 from minillm.checkpoints import open_checkpoint
 from minillm.engine import stream_seed
@@ -20,8 +22,7 @@ from minillm.kv_cache import KVCache
 from minillm.ops import backend
 from minillm.sampling import sample
 from minillm.scheduler import ADMISSIONS, POLICIES
-from minillm.trace import from_json, to_json
-from minillm.trace.records import StepRecord
+from minillm.trace import StepRecord, Trace, from_json, request_metrics, run_metrics, to_json
 from minillm.transformer import Transformer
 
 CONTEXT = 64
@@ -165,6 +166,25 @@ def serve(engine, requests, coming, aborts):
     return records, aborted
 
 
+def check_metrics(trace, requests, answers):
+    """They agree with what came out, and with each other."""
+    run, metrics = run_metrics(trace), request_metrics(trace)
+    assert sorted(metrics) == sorted(str(number) for number in range(len(requests)))
+    assert run.num_generated_tokens == sum(map(len, answers.tokens.values()))
+    assert run.peak_blocks <= trace.facts.num_blocks
+    assert 0 <= run.hit_rate < 1
+    assert 0 < run.batch_occupancy <= 1 or not run.num_steps
+    assert trace.facts.prefix_caching or run.hit_rate == 0
+    for number, (prompt, _, _) in enumerate(requests):
+        fared = metrics[str(number)]
+        assert fared.num_cached_tokens < fared.num_prompt_tokens == len(prompt)
+        assert fared.num_recomputed_tokens == 0 or fared.num_preemptions
+        times = [fared.queue_time, fared.ttft, fared.end_to_end]
+        known = [time for time in times if time is not None]
+        assert known == sorted(known)
+        assert fared.finish_reason in ("stop", "length", "abort")
+
+
 def short(**more):
     return SamplingParams(max_tokens=1, temperature=0, seed=0, logprobs=True, **more)
 
@@ -194,6 +214,7 @@ def test_every_answer_has_the_bits_of_being_alone(models, which, workload):
     blocks = engine.kv_cache.blocks
     assert blocks.num_held == 0
     assert not engine._requests
+    check_metrics(Trace(engine.facts, records), requests, answers)
     for record in records:
         assert from_json(StepRecord, to_json(record), "line 1") == record
         pool = record.pool
@@ -204,3 +225,190 @@ def test_every_answer_has_the_bits_of_being_alone(models, which, workload):
         assert {(c.request_id, c.completion) for c in record.chunks} <= {
             (s.request_id, s.completion) for s in record.running
         }
+
+
+# --- one request's failure, and everybody's ------------------------------------------------------------------------
+
+LONG = SamplingParams(max_tokens=12, temperature=1, seed=1, logprobs=True, ignore_eos=True)
+
+
+def finish_all(engine):
+    answers = Answers()
+    engine.listeners.append(answers.push)
+    while engine.has_unfinished:
+        engine.step()
+    return answers
+
+
+@pytest.mark.parametrize("where", ["sample", "push"])
+def test_one_requests_failure_ends_that_request_alone(models, monkeypatch, where):
+    """Whether its token cannot be chosen or cannot be turned into text: here the third of its second completion."""
+    model = models[1]
+    engine = model.engine(EngineConfig(num_blocks=40, block_size=4))
+    bad = SamplingParams(max_tokens=12, temperature=1, seed=77, n=2, ignore_eos=True)
+    for request_id, params in (("good", LONG), ("bad", bad), ("other", LONG)):
+        engine.add_request([3, 4, 5], params, request_id=request_id)
+    victims = engine._requests["bad"].answers
+
+    def failing_sample(logits, params, seed, index, context):
+        if params is bad and seed == stream_seed(77, 1) and index == 2:
+            raise ZeroDivisionError("a logits processor's mistake")
+        return sample(logits, params, seed, index, context)
+
+    push, tokens = victims[1].push, iter(range(99))
+
+    def failing_push(token_id):
+        if next(tokens) == 2:
+            raise ZeroDivisionError("a logits processor's mistake")
+        return push(token_id)
+
+    if where == "sample":
+        monkeypatch.setattr("minillm.engine.engine.sample", failing_sample)
+    else:
+        victims[1].push = failing_push
+    answers = finish_all(engine)
+    for request_id in ("good", "other"):
+        assert answers.of(request_id, 0) == model.alone([3, 4, 5], LONG)
+    for completion in (0, 1):
+        assert answers.reasons["bad", completion] == "error"
+        assert isinstance(answers.exceptions["bad", completion], ZeroDivisionError)
+    assert len(answers.tokens["bad", 1]) == 2
+    assert engine.kv_cache.blocks.num_held == 0
+
+
+def test_scores_that_are_no_numbers_are_that_requests_failure(models, monkeypatch):
+    model = models[1]
+    engine = model.engine(EngineConfig(num_blocks=40, block_size=4))
+    engine.add_request([3], LONG, request_id="good")
+    engine.add_request([4], LONG, request_id="bad")
+    forward = model.transformer.forward
+
+    def damaged(batch, cache):
+        logits = forward(batch, cache)
+        logits[batch.token_ids[batch.query_starts[1:] - 1] == 4] = np.nan
+        return logits
+
+    monkeypatch.setattr(model.transformer, "forward", damaged)
+    answers = finish_all(engine)
+    assert isinstance(answers.exceptions["bad", 0], NumericError)
+    monkeypatch.undo()
+    assert answers.of("good", 0) == model.alone([3], LONG)
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_a_step_that_fails_as_a_whole_can_be_taken_again(models, monkeypatch, error):
+    """Half of it may have been computed; and its copies of shared blocks may or may not have been made."""
+    model = models[1]
+    engine = model.engine(EngineConfig(num_blocks=40, block_size=4))
+    requests = {"a": LONG, "b": SamplingParams(max_tokens=9, temperature=1, seed=2, n=3, logprobs=True)}
+    for request_id, params in requests.items():
+        engine.add_request([3, 4, 5], params, request_id=request_id)
+    forward, copy_block, answers = model.transformer.forward, engine.kv_cache.copy_block, Answers()
+    engine.listeners.append(answers.push)
+
+    def failing(batch, cache):
+        forward(batch, cache)
+        cache.keys[batch.slots // 4, ..., batch.slots % 4] = 1e9
+        raise error
+
+    def failing_copy(source, target):
+        monkeypatch.setattr(engine.kv_cache, "copy_block", copy_block)
+        raise error
+
+    monkeypatch.setattr(engine.kv_cache, "copy_block", failing_copy)
+    turn = failures = 0
+    while engine.has_unfinished:
+        monkeypatch.setattr(model.transformer, "forward", failing if turn % 3 == 2 else forward)
+        try:
+            engine.step()
+        except error:
+            failures += 1
+        turn += 1
+    for request_id, params in requests.items():
+        for completion in range(params.n):
+            assert answers.of(request_id, completion) == model.alone([3, 4, 5], params, completion)
+    assert failures > 3
+    assert engine.kv_cache.blocks.num_held == 0
+
+
+# --- bad input -----------------------------------------------------------------------------------------------------
+
+
+def test_requests_that_cannot_be_served_are_refused_when_they_come(models):
+    engine = models[0].engine(EngineConfig(num_blocks=4, block_size=4, max_sequences=2))
+    engine.add_request([3], LONG, request_id="first")
+    for prompt, params, more, message in (
+        ([], LONG, {}, "the prompt is empty"),
+        ([999], LONG, {}, "prompt token 0 is 999; it must be a whole number, from 0 to 261"),
+        ("text", LONG, {}, "a prompt is text or a list of token ids, not str"),
+        ([3] * 60, LONG, {}, "prompt of 60 tokens and max_tokens of 12 come to 72, but the context holds 64"),
+        ([3] * 20, LONG, {}, "fill 31 positions, which takes 8 blocks of 4, but the pool has 4"),
+        ([3], LONG, {"request_id": "first"}, "a request 'first' is under way"),
+        ([3], LONG, {"priority": 0.5}, "priority is 0.5"),
+        ([3], SamplingParams(max_tokens=2, n=3), {}, "3 completions needs them to run at once, but max_sequences is 2"),
+        ([3], SamplingParams(max_tokens=2, stop_token_ids=[262]), {}, "stop_token_ids is 262"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            engine.add_request(prompt, params, **more)
+    for request_id in ("unknown", None):
+        with pytest.raises(RequestError, match="is under way: it has finished, or there never was one"):
+            engine.abort(request_id)
+    answers = finish_all(engine)
+    assert answers.of("first", 0) == models[0].alone([3], LONG)
+    with pytest.raises(RequestError, match="no request 'first' is under way"):
+        engine.abort("first")
+    assert "Engine(Transformer(" in repr(engine)
+
+
+def test_numbered_requests_keep_clear_of_named_ones(models):
+    engine = models[0].engine(EngineConfig(num_blocks=40))
+    engine.add_request([3], LONG, request_id="1")
+    assert [engine.add_request([3], LONG) for _ in range(3)] == ["0", "2", "3"]
+
+
+def test_a_step_with_nothing_to_do_tells_what_was_done_between(models):
+    engine = models[0].engine(EngineConfig(num_blocks=40))
+    engine.add_request([3, 4], LONG, request_id="a", text="hi", priority=2)
+    engine.abort("a")
+    record = engine.step()
+    (arrival,), (finish,) = record.arrived, record.finished
+    assert (arrival.request_id, arrival.num_prompt_tokens, arrival.prompt, arrival.priority) == ("a", 2, "hi", 2)
+    assert arrival.params == {"max_tokens": 12, "seed": 1, "ignore_eos": True, "logprobs": True}
+    assert (record.aborted, finish.reason, record.chunks) == (["a"], "abort", [])
+    assert "0 waiting; 0 of 40 blocks held" in repr(record)
+    assert engine.step().arrived == []
+
+
+def test_calls_from_another_thread_or_from_inside_a_step_are_refused(models, monkeypatch):
+    engine = models[0].engine(EngineConfig(num_blocks=40))
+    engine.add_request([3], LONG, request_id="a")
+    forward, refused = models[0].transformer.forward, []
+
+    def meddle():
+        for call in (engine.step, lambda: engine.add_request([4]), lambda: engine.abort("a"), engine.forget_prefixes):
+            with pytest.raises(BusyError, match="the engine is inside another call"):
+                call()
+            refused.append(call)
+
+    def meddled(batch, cache):
+        meddle()
+        thread = threading.Thread(target=meddle)
+        thread.start()
+        thread.join()
+        return forward(batch, cache)
+
+    monkeypatch.setattr(models[0].transformer, "forward", meddled)
+    engine.step()
+    assert len(refused) == 8
+    monkeypatch.undo()
+    answers = Answers()
+    while engine.has_unfinished:
+        answers.push(engine.step())
+    assert answers.of("a", 0)[0] == models[0].alone([3], LONG)[0][1:]
+
+
+def test_completions_draw_from_streams_of_their_own():
+    seeds = {stream_seed(seed, completion) for seed in (0, 1, 2**64 - 1) for completion in range(3)}
+    assert len(seeds) == 9
+    assert max(seeds) < 2**128  # what Philox takes
+    assert stream_seed(5, 0) == 5

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,6 +22,9 @@ from minillm.trace import (
     SampledToken,
     StepRecord,
     Trace,
+    percentile,
+    request_metrics,
+    run_metrics,
 )
 
 N = 8  # blocks
@@ -138,9 +142,11 @@ def test_a_field_changed_by_hand_is_named_or_harmless(path, trace, data):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     message = ""
     try:
-        for record in Trace.read(path):
+        again = Trace.read(path)
+        for record in again:
             assert repr(record)
             assert len(record.pool.states()) == record.pool.num_blocks
+        assert run_metrics(again).num_requests == len(request_metrics(again))
     except TraceError as error:
         message = str(error)
     assert not message or f"line {number + 1}" in message or f"line {number + 2}" in message  # the next no longer fits
@@ -157,6 +163,10 @@ def test_what_is_no_trace(path):
         ("[1]\n", "line 1 holds a JSON list; wanted an object"),
         (other + "\n", "line 1: a trace of version 2, but this minillm reads version 1"),
         ('{"minillm_trace": 1}\n', "line 1, run is None; wanted an object with model"),
+        (
+            header.replace('"max_sequences": 4', '"max_sequences": 0') + "\n",
+            "line 1, run, max_sequences is 0; wanted 1",
+        ),
         (f"{header}\n{step}\n", r"line 2: a StepRecord lacks fields \['aborted', .*unknown ones \[\]"),
         (f"{header}\n{other}\n", "line 2 is another header"),
         (f"{header}\n\xff\n", "line 2 is not JSON"),
@@ -167,3 +177,89 @@ def test_what_is_no_trace(path):
             Trace.read(path)
     with pytest.raises(FileNotFoundError):
         Trace.read(path.with_name("absent.jsonl"))
+
+
+def step(number, **more):
+    """A step of a second, of which the forward pass takes half; blocks 0 and 1 are held."""
+    defaults = {name: [] for name in ("arrived", "aborted", "admitted", "preempted", "finished", "chunks", "running")}
+    milliseconds = dict.fromkeys(STAGES, 0.0) | {"forward": 500.0}
+    pool = PoolState([1, 2] + [0] * (N - 2))
+    return StepRecord(
+        step=number,
+        time=float(number),
+        milliseconds=milliseconds,
+        waiting=[],
+        num_waiting=0,
+        pool=pool,
+        **(defaults | more),
+    )
+
+
+def chunk(request_id, start, tokens, sampled=(), completion=0):
+    out = [SampledToken(which, 7, "g", None) for which in sampled]
+    return ChunkRecord(request_id, completion, "prefill", start, [5] * tokens, [0], out)
+
+
+def test_metrics_of_a_run_small_enough_to_work_out_by_hand():
+    """a: two completions, of which the second is preempted after three tokens. b: waits a step, half of it is cached.
+    c: is aborted while it waits."""
+    trace = Trace(
+        FACTS,
+        [
+            step(
+                0,
+                arrived=[Arrival(name, 0.0, 4, None, {}, n, 9, 0) for name, n in (("a", 2), ("b", 1), ("c", 1))],
+                admitted=[Admission("a", 0, 4, 0, False)],
+                chunks=[chunk("a", 0, 4, sampled=[0, 1])],
+            ),
+            step(
+                1,
+                aborted=["c"],
+                finished=[Finish("c", 0, "abort")],
+                admitted=[Admission("b", 0, 4, 2, False)],
+                chunks=[chunk("a", 4, 1, [0]), chunk("a", 4, 1, [1], 1), chunk("b", 2, 2, [0])],
+            ),
+            step(
+                2,
+                preempted=[Preemption("a", 1, 5)],
+                finished=[Finish("a", 0, "stop"), Finish("b", 0, "length")],
+                chunks=[chunk("a", 5, 1, [0]), chunk("b", 4, 1, [0])],
+            ),
+            step(3),  # nothing to do: left out of all means
+            step(
+                4,
+                admitted=[Admission("a", 1, 6, 1, True)],
+                finished=[Finish("a", 1, "length")],
+                chunks=[chunk("a", 1, 5, [1], 1)],
+            ),
+        ],
+    )
+    requests = request_metrics(trace)
+    assert list(requests) == ["a", "b", "c"]
+    a, b, c = requests.values()
+    assert (a.queue_time, a.ttft, a.end_to_end, a.finish_reason) == (0.0, 0.5, 4.5, "length")
+    assert a.inter_token_latencies == [1.0, 1.0, 1.0, 3.0]
+    assert a.tpot == 1.5
+    assert (a.num_generated_tokens, a.num_preemptions, a.num_recomputed_tokens) == (6, 1, 4)  # positions 1 to 4
+    assert (b.queue_time, b.ttft, b.tpot, b.end_to_end) == (1.0, 1.5, 1.0, 2.5)
+    assert (b.num_cached_tokens, b.num_recomputed_tokens) == (2, 0)
+    assert (c.queue_time, c.ttft, c.tpot, c.end_to_end, c.finish_reason) == (None, None, None, 1.0, "abort")
+    run = run_metrics(trace)
+    assert (run.num_requests, run.num_finished, run.num_steps, run.seconds) == (3, 2, 4, 4.5)
+    assert (run.num_computed_tokens, run.num_generated_tokens) == (4 + 4 + 2 + 5, 8)
+    assert run.throughput == 8 / 4.5
+    assert (run.mean_batch_sequences, run.batch_occupancy) == (7 / 4, 7 / 16)
+    assert (run.kv_utilisation, run.peak_blocks, run.hit_rate) == (2 / 8, 2, 2 / 8)
+    assert (run.num_preemptions, run.num_recomputed_tokens) == (1, 4)
+    assert (run.median_ttft, run.median_tpot) == (1.0, 1.25)
+
+
+def test_metrics_of_nothing():
+    run = run_metrics(Trace(FACTS))
+    assert (run.num_requests, run.seconds, run.throughput, run.median_ttft) == (0, 0.0, 0.0, None)
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.floats(0, 100))
+def test_percentiles_are_numpys(values, percent):
+    np.testing.assert_allclose(percentile(values, percent), np.percentile(values, percent), rtol=1e-9, atol=1e-6)
+    assert percentile([], percent) is None

@@ -1,6 +1,7 @@
 """What happened in a run, step by step: records, the file that keeps them, and what can be measured from them."""
 
 from minillm.trace.file import Trace, from_json, to_json
+from minillm.trace.metrics import RequestMetrics, RunMetrics, percentile, request_metrics, run_metrics
 from minillm.trace.records import (
     DECODE,
     PREFILL,
@@ -30,12 +31,17 @@ __all__ = [
     "Finish",
     "PoolState",
     "Preemption",
+    "RequestMetrics",
     "RunFacts",
+    "RunMetrics",
     "RunningSequence",
     "SampledToken",
     "StepRecord",
     "Trace",
     "from_json",
+    "percentile",
+    "request_metrics",
+    "run_metrics",
     "sequence_name",
     "to_json",
 ]

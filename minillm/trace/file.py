@@ -206,7 +206,11 @@ def _header(numbered_line: tuple[int, bytes], path: str) -> RunFacts:
             f"{where}: a trace of version {header[HEADER_KEY]!r}, but this minillm reads version {FORMAT_VERSION}: "
             "record it again"
         )
-    return from_json(RunFacts, header.get("run"), f"{where}, run")
+    facts = from_json(RunFacts, header.get("run"), f"{where}, run")
+    for name in ("block_size", "num_blocks", "max_batch_tokens", "max_sequences"):
+        if getattr(facts, name) < 1:
+            raise TraceError(f"{where}, run, {name} is {getattr(facts, name)}; wanted 1 or more")
+    return facts
 
 
 def _check_step(record: StepRecord, trace: Trace, where: str) -> None:
