@@ -13,6 +13,7 @@ import numpy as np
 
 from minillm import LLM, Engine, EngineConfig, SamplingParams
 from minillm.kv_cache import KVCache
+from minillm.trace import Trace
 
 llm = LLM()
 config, kv_bytes = llm.config, llm.kv_cache.bytes_per_token
@@ -80,13 +81,14 @@ roofline, weight_bytes = machine.roofline, llm.transformer.weight_bytes
 
 
 def serve(engine, requests):
-    """Add (prompt, params) pairs, step until all have ended, and return the steps' records."""
+    """Add (prompt, params) pairs, step until all have ended, and return the records of the steps."""
+    trace = Trace(engine.facts)
+    engine.listeners.append(trace.append)
     for prompt, params in requests:
         engine.add_request(prompt, params)
-    records = []
     while engine.has_unfinished:
-        records.append(engine.step())
-    return records
+        engine.step()
+    return trace
 
 
 prompt = llm.encode("All happy families are alike; every unhappy family is unhappy in its own way.")
@@ -94,8 +96,8 @@ answer = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 print("sequences   ms a step  at best  limited by   of one alone   tokens a second, all together")
 measured = {}
 for S in (1, 2, 4, 8, 16, 32):
-    records = serve(new_engine(max_sequences=S, max_batch_tokens=1024), [(prompt, answer)] * S)
-    ms = measured[S] = min(sum(r.milliseconds.values()) for r in records[1:])  # the first step is the prefill
+    trace = serve(new_engine(max_sequences=S, max_batch_tokens=1024), [(prompt, answer)] * S)
+    ms = measured[S] = min(sum(record.milliseconds.values()) for record in trace.steps[1:])  # the first is the prefill
     work = decode_work(config, weight_bytes, kv_bytes, [len(prompt) + 8] * S)
     least, bound = 1000 * roofline.seconds(work), roofline.bound(work)
     print(f"{S:9} {ms:11.1f} {least:8.1f}  {bound:10} {ms / measured[1]:12.1f}x {1000 * S / ms:13.0f}")
@@ -141,10 +143,10 @@ for name, weights in forms.items():
 
 # %% [markdown]
 # The wider the weights, the less another row costs. (Costs rise before the row where the roofline has its corner,
-# because a real kernel cannot keep memory and arithmetic both busy there.) Quantization has made the *first* seat
-# cheap by taking bytes away, and with them went the slack that the other seats would have filled. That is no reason
-# against fewer bits: see the milliseconds at the ends of the lines. But "sixteen for the price of one" and
-# "4 bits are several times as fast" are made of the same slack, and it can be spent only once.
+# because a real kernel cannot keep memory and arithmetic both busy there.) Quantization has made the *first* seat cheap
+# by taking bytes away, and with them went the slack that the other seats would have filled. That is no reason against
+# fewer bits: see the milliseconds at the ends of the lines. But "sixteen for the price of one" and "4 bits are several
+# times as fast" are made of the same slack, and it can be spent only once.
 #
 # The first ratio is the machine's, and there accelerators are built differently. The same two functions, with the
 # numbers of an [H100](https://www.nvidia.com/en-us/data-center/h100/)'s data sheet and of Llama 3.1 8B in 16 bits
@@ -212,46 +214,46 @@ def crowd():
         yield llm.encode(openings[n]), params
 
 
-def chart(records):
+def chart(trace):
     """A row a request, a cell a step."""
-    rows = [["."] * len(records) for _ in lengths]
-    for step, record in enumerate(records):
+    rows = [["."] * len(trace) for _ in lengths]
+    for step, record in enumerate(trace):
         for chunk in record.chunks:
             rows[int(chunk.request_id)][step] = "#" if chunk.phase == "prefill" else "="
     return ["".join(row).rstrip(".") for row in rows]
 
 
-runs = {policy: serve(new_engine(policy=policy, max_sequences=4), crowd()) for policy in ("static", "continuous")}
-for policy, records in runs.items():
-    print(f"{policy}: {len(records)} steps for {sum(lengths)} tokens, {sum(lengths) / len(records):.2f} a step")
-    for n, row in enumerate(chart(records)):
+traces = {policy: serve(new_engine(policy=policy, max_sequences=4), crowd()) for policy in ("static", "continuous")}
+for policy, trace in traces.items():
+    print(f"{policy}: {len(trace)} steps for {sum(lengths)} tokens, {sum(lengths) / len(trace):.2f} a step")
+    for n, row in enumerate(chart(trace)):
         print(f"{n:3} {row}")
 
 # %% [markdown]
 # Nothing but the order has changed. Look at request 1, whose six tokens are ready after six steps in both. And look at
-# request 11: five tokens, but under *static* it waits through two crossings, each as long as its longest answer. In
-# the lower chart, a `.` in the middle of a row stands below or above a `#`: while a prompt is computed, nobody decodes.
+# request 11: five tokens, but under *static* it waits through two crossings, each as long as its longest answer. In the
+# lower chart, a `.` in the middle of a row stands below or above a `#`: while a prompt is computed, nobody decodes.
 # Here that is a step of a few tokens; with long prompts it will hurt (lesson 9).
 
 # %%
 print("request           ", *(f"{n:3}" for n in range(len(lengths))), "  mean")
-for policy, records in runs.items():
-    ended = {int(finish.request_id): record.step + 1 for record in records for finish in record.finished}
+texts = {}
+for policy, trace in traces.items():
+    ended = {int(finish.request_id): record.step + 1 for record in trace for finish in record.finished}
     steps = [ended[n] for n in range(len(lengths))]
     print(f"{policy:10} ends at", *(f"{step:3}" for step in steps), f"{np.mean(steps):6.1f}")
-
-texts = {}
-for policy, records in runs.items():
     texts[policy] = [""] * len(lengths)
-    for record in records:
+    for record in trace:
         for chunk in record.chunks:
             texts[policy][int(chunk.request_id)] += "".join(token.text for token in chunk.sampled)
 print("same answers:", texts["static"] == texts["continuous"])
 
 # %% tags=["timing"]
-for policy, records in runs.items():
-    seconds = sum(sum(record.milliseconds.values()) for record in records) / 1000
-    print(f"{policy:10} {seconds:5.2f} s, {sum(lengths) / seconds:5.0f} tokens a second")
+from minillm.trace import run_metrics
+
+for policy, trace in traces.items():
+    metrics = run_metrics(trace)
+    print(f"{policy:10} {metrics.seconds:5.2f} s, {metrics.throughput:5.0f} tokens a second")
 
 # %% [markdown]
 # On the clock the gain is smaller than in steps, for a reason that you have seen above: on a CPU a step of four costs
@@ -289,11 +291,11 @@ kinds = {
     "1 to 63, evenly": random.integers(1, 64, 512),
     "geometric, mean 32": random.geometric(1 / 32, 512),
 }
-seats = (1, 2, 4, 8, 16, 32)
+policies, seats = ("static", "continuous", "chunked"), (1, 2, 4, 8, 16, 32)
 per_step = {
     (kind, policy): [some.sum() / steps_taken(policy, some, n) for n in seats]
     for kind, some in kinds.items()
-    for policy in ("static", "continuous")
+    for policy in policies
 }
 print("seats                        ", "".join(f"{n:7}" for n in seats))
 for (kind, policy), values in per_step.items():
@@ -302,20 +304,20 @@ for (kind, policy), values in per_step.items():
 # %%
 if plt:
     figure, axes = plt.subplots(figsize=(6.5, 4), num="static-or-continuous", layout="constrained")
-    for (kind, policy), values in per_step.items():
-        colour = {"a": "#555555", "1": "#0072B2", "g": "#D55E00"}[kind[0]]
-        style = "-" if policy == "continuous" else "--"
-        axes.plot(seats, values, style, color=colour, linewidth=2, label=f"{kind}, {policy}")
+    axes.plot(seats, seats, color="#999999", linewidth=1, linestyle=":", label="every seat taken in every step")
+    for policy, colour, marker in zip(policies, ("#D55E00", "#0072B2", "#009E73"), "osD", strict=True):
+        values = per_step["geometric, mean 32", policy]
+        axes.plot(seats, values, marker=marker, color=colour, linewidth=2, label=policy)
     axes.set(xlabel="seats", ylabel="tokens a step", xlim=(0, 33), ylim=(0, 33))
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9)
-    axes.set_title("How many of the seats are taken")
+    axes.set_title("How many of the seats are taken, when answers have very different lengths")
 
 # %% [markdown]
-# With equal lengths both fill every seat, as they should. With lengths like those of real answers, many short and a few
-# long, *static* leaves two seats out of three empty, and the more seats there are, the worse it gets. That can be
-# worked out: the longest of `n` geometric lengths is on average 1 + 1/2 + ... + 1/n times their mean, so `n` seats do
-# the work of `n` divided by that sum.
+# With equal lengths all fill every seat, as they should. With many short answers and a few long ones, *static* leaves
+# two seats of three empty, and the more seats there are, the worse it gets. That can be worked out: the longest of `n`
+# geometric lengths is on average 1 + 1/2 + ... + 1/n times their mean, so `n` seats do the work of `n` divided by that
+# sum.
 
 # %%
 print("seats   static, predicted   measured")
@@ -323,8 +325,10 @@ for n, measured in zip(seats, per_step["geometric, mean 32", "static"], strict=T
     print(f"{n:5} {n / sum(1 / k for k in range(1, n + 1)):12.2f} {measured:16.2f}")
 
 # %% [markdown]
-# (Seats of *continuous* that are empty, too, are those of the end, when nobody is left to take them. A server that is
-# never through with its day does not see them.)
+# But *continuous* falls short, too, and more so with more seats. The chart above shows why: whenever somebody joins,
+# the others stand still for a step, and the more seats there are, the oftener somebody joins. (Here each prompt is one
+# token, and a step for that alone costs as much as any; prompts that share a step with decodes, as under *chunked*,
+# cost nobody a turn.) What *chunked* lacks to the dotted line is the end, when nobody is left to take the free seats.
 #
 # What about fairness? A step takes the time of its slowest row, and all rows take one step: so nobody in a batch is
 # held up by a *longer* answer beside it, only by a *fuller* batch. Whoever wants the shortest time between two tokens
@@ -339,8 +343,8 @@ for n, measured in zip(seats, per_step["geometric, mean 32", "static"], strict=T
 #   batching](https://nvidia.github.io/TensorRT-LLM/features/paged-attention-ifb-scheduler.html), and wants its inputs
 #   packed without padding, as ours are.
 # - **Attention apart.** Orca batched all but attention, for which it ran sequence after sequence (*selective
-#   batching*). Attention that reads block tables takes the ragged batch as it is: [PagedAttention](
-#   https://arxiv.org/abs/2309.06180), [FlashInfer](https://arxiv.org/abs/2501.01005).
+#   batching*). Attention that reads block tables takes the ragged batch as it is:
+#   [PagedAttention](https://arxiv.org/abs/2309.06180), [FlashInfer](https://arxiv.org/abs/2501.01005).
 # - **Some padding comes back.** Starting hundreds of small GPU kernels costs more than running them, so servers record
 #   a decode step once and replay it ([CUDA graphs](https://docs.vllm.ai/en/latest/design/cuda_graphs/)). A recording
 #   has a fixed batch size; a step of 13 is padded to the next recorded size.
