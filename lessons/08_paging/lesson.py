@@ -43,7 +43,6 @@ answer_quantiles = (10, 41, 85, 129, 395, 451, 1000)
 random = np.random.default_rng(0)
 prompts = np.interp(random.random(400), shares, prompt_quantiles).astype(int)
 answers = np.interp(random.random(400), shares, answer_quantiles).astype(int)
-longest = prompt_quantiles[-1] + answer_quantiles[-1]
 for name, lengths in (("prompts", prompts), ("answers", answers), ("together", prompts + answers)):
     quarters = np.quantile(lengths, (0.25, 0.5, 0.75)).astype(int)
     print(f"{name:9} mean {lengths.mean():5.0f}, quartiles {quarters}, longest {lengths.max()}")
@@ -88,7 +87,7 @@ def first_gap(running, size):
 
 
 results = {
-    "the longest there can be": contiguous(lambda prompt, answer: longest),
+    "the longest there can be": contiguous(lambda prompt, answer: prompt_quantiles[-1] + answer_quantiles[-1]),
     "prompt + longest answer": contiguous(lambda prompt, answer: prompt + answer_quantiles[-1]),
     "what an oracle says": contiguous(lambda prompt, answer: prompt + answer),
 }
@@ -168,9 +167,9 @@ if plt:
 # grow into. The column on the right is the price of not reserving: now and then memory *is* full, and somebody has to
 # give their blocks back and start over. It happens a few times in 400 requests; how it is done is lesson 9.
 #
-# Why not blocks of one token? The waste would be nil. But a table has an entry for every block, attention looks up
-# every entry, and whatever is done for a block (finding it, counting its owners) would be done for every token. At
-# 1,024 we are on the way back to stretches. Most systems take 16 to 64.
+# Why not blocks of one token? Nothing would be wasted. But whatever is done for a block (looking it up in attention,
+# finding it, counting its owners) would be done for every token. At 1,024 we are on the way back to stretches. Most
+# systems take 16 to 64.
 #
 # ## Watch it happen
 #
@@ -281,8 +280,8 @@ for options in ({"block_size": 4}, {"block_size": 64}, {"prefix_caching": False}
 #
 # A block may be found once it has been computed, and not before. What if two people ask at the same moment? Both
 # compute everything; but when their blocks are full and turn out to be the same, the second table is pointed at the
-# first's block, and gives its own back (`publish`, in [blocks.py](../../minillm/blocks.py)). Watch the map. The last
-# three questions come in a step later than the first:
+# first's block, and gives its own back (`publish`, in [blocks.py](../../minillm/blocks.py)). Watch the map. Two
+# questions come together, and two a step later:
 
 # %%
 engine, trace = new_engine(num_blocks=64)
@@ -296,8 +295,10 @@ for step in (0, 1, 2, len(trace) - 1):
     print(f"step {step:2}  {pool_map(record)}  {record.pool.num_held} held, found {record.prefix_hits or 'nothing'}")
 
 # %% [markdown]
-# When the budget of a step (512 tokens) has ended, B has begun, but not finished. C and D find what A had computed by
-# then. At the end four conversations hold the system prompt once (`*`), and each only its own rest.
+# A and B have found nothing, for nothing was there. The step's budget (512 tokens) was enough for all of A's prompt and
+# half of B's. C and D come when A is done, find all they have in common with it, and compute six tokens each, in one
+# step with the rest of B's. As B's blocks fill up, they are given back one after another: 44 held, then 36, then 25. At
+# the end four conversations hold the system prompt once (`*`), and each only its own rest.
 #
 # ## Who may write?
 #
