@@ -3,7 +3,7 @@
     python examples/generate.py "Why is the sky blue?"
     python examples/generate.py --raw "Once upon a time" --temperature 0.8 --seed 1
 
-A good place for a breakpoint is the loop in `LLM._run`, or any line of `Transformer.forward`. To step into the
+A good place for a breakpoint is any line of `Engine.step`, or of `Transformer.forward`. To step into the
 arithmetic too, add `--backend numpy`, or set NUMBA_DISABLE_JIT=1 to step through the kernels themselves.
 """
 

@@ -4,6 +4,7 @@ MINILLM_EXAMPLES=5000 looks at more of the examples than the few hundred of a us
 """
 
 import os
+import random
 import threading
 from collections import defaultdict
 
@@ -225,6 +226,31 @@ def test_every_answer_has_the_bits_of_being_alone(models, which, workload):
         assert {(c.request_id, c.completion) for c in record.chunks} <= {
             (s.request_id, s.completion) for s in record.running
         }
+
+
+def test_hundreds_of_preemptions_lose_nothing_and_keep_nothing(models):
+    """Twice a hundred requests through a pool that holds a few of them; after each, nothing of them is left."""
+    model, drawn = models[1], random.Random(0)
+    engine = model.engine(EngineConfig(num_blocks=24, block_size=2, max_sequences=32, max_batch_tokens=24, watermark=0))
+    requests, answers = {}, Answers()
+    for half in ("a", "b"):
+        for number in range(100):
+            prompt = [3, 4, 5, 6][: drawn.randint(0, 4)] + drawn.choices(range(3, 7), k=drawn.randint(1, 8))
+            params = SamplingParams(max_tokens=drawn.randint(8, 24), temperature=1, seed=number, logprobs=True)
+            requests[f"{half}{number}"] = prompt, params
+            engine.add_request(prompt, params, request_id=f"{half}{number}")
+        num_preempted = 0
+        while engine.has_unfinished:
+            record = engine.step()
+            answers.push(record)
+            num_preempted += len(record.preempted)
+        assert num_preempted > 100
+        assert engine.kv_cache.blocks.num_held == 0
+        assert len(engine.kv_cache.blocks._index) == engine.kv_cache.blocks.num_cached
+        assert not engine._requests
+        assert not engine.scheduler.waiting._heap
+    for request_id, (prompt, params) in requests.items():
+        assert answers.of(request_id, 0) == model.alone(prompt, params)
 
 
 # --- one request's failure, and everybody's ------------------------------------------------------------------------

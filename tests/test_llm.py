@@ -237,6 +237,53 @@ def test_many_prompts_come_back_in_order(llm):
     assert llm.generate([], how) == []
 
 
+@settings(max_examples=30)
+@given(requests=st.lists(st.tuples(token_ids, params), min_size=1, max_size=5))
+def test_prompts_answered_together_are_answered_as_each_alone(llm, requests):
+    prompts, hows = [list(column) for column in zip(*requests, strict=True)]
+    together = llm.generate(prompts, hows)
+    for (prompt, how), output in zip(requests, together, strict=True):
+        assert output.prompt_token_ids == prompt
+        assert essence(output) == essence(llm.generate([prompt], how)[0])
+
+
+def test_several_completions_of_one_prompt(llm):
+    """The first is what the request alone gives; the others are drawn apart, and a stream tells them apart."""
+    how = {"max_tokens": 10, "temperature": 2.0, "seed": 3, "logprobs": True, "ignore_eos": True}
+    single = llm.generate([[5] * 9], SamplingParams(**how))[0]
+    output = llm.generate([[5] * 9], SamplingParams(**how, n=3))[0]
+    assert len(output.completions) == 3
+    assert essence(output) == essence(output.completions[0]) == essence(single)
+    assert len({tuple(completion.token_ids) for completion in output.completions}) == 3
+    assert [completion.metrics.num_generated_tokens for completion in output.completions] == [10] * 3
+    deltas = list(llm.stream([5] * 9, SamplingParams(**how, n=3)))
+    for number, completion in enumerate(output.completions):
+        own = [delta for delta in deltas if delta.completion == number]
+        assert [delta.token_id for delta in own] == completion.token_ids
+        assert "".join(delta.text for delta in own) == completion.text
+        assert own[-1].finish_reason == completion.finish_reason == "length"
+    greedy = llm.generate([[5]], SamplingParams(max_tokens=5, temperature=0, n=2))[0]
+    assert greedy.completions[0].token_ids == greedy.completions[1].token_ids
+
+
+def test_a_request_aborted_by_somebody_else_ends(llm):
+    stream = llm.stream([1, 2], SamplingParams(max_tokens=50, ignore_eos=True, n=2))
+    next(stream)
+    (request_id,) = {sequence.request_id for sequence in llm.engine.scheduler.running}
+    llm.engine.abort(request_id)
+    assert len(list(stream)) < 5
+    assert llm.kv_cache.blocks.num_held == 0
+
+
+def test_steps_taken_by_hand_go_to_whoever_asked(llm):
+    how = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
+    stream = llm.stream([1, 2], how)
+    first = next(stream)
+    while llm.engine.has_unfinished:
+        llm.engine.step()
+    assert [first.token_id, *(delta.token_id for delta in stream)] == llm.generate([[1, 2]], how)[0].token_ids
+
+
 def test_metrics_add_up(llm):
     llm.reset_cache()
     metrics = llm.generate([[5] * 20], SamplingParams(max_tokens=5, ignore_eos=True))[0].metrics

@@ -349,8 +349,6 @@ print("same log-probabilities, to the bit:", fresh.logprobs == output.logprobs)
 # the question) belongs at the end. Here are two questions about one document, asked in both orders:
 
 # %%
-from minillm.sequence import common_prefix
-
 document = "The KV cache holds a key and a value for every token, in every layer. " * 8
 asked = ("What does the cache hold?", "For which tokens?")
 one_token = SamplingParams(temperature=0.0, max_tokens=1)
@@ -360,11 +358,12 @@ for label, order in orders.items():
     llm.reset_cache()
     metrics = [llm.generate(prompt, one_token)[0].metrics for prompt in prompts]
     counted = " and ".join(str(m.num_prompt_tokens - m.num_cached_tokens) for m in metrics)
-    print(f"{label}: {common_prefix(*prompts)} tokens in common; computed {counted}")
+    common = next(n for n, (ours, theirs) in enumerate(zip(*prompts, strict=False)) if ours != theirs)
+    print(f"{label}: {common} tokens in common; computed {counted}")
 
 # %% [markdown]
-# The same words, in another order, for a fraction of the price. A server goes further, and looks for the longest
-# beginning that it has seen from *anyone*: lesson 8.
+# The same words, in another order, for a fraction of the price. What is found is a number of whole blocks, of 16
+# tokens here, and it may have been computed for *anyone*: how that is looked up is lesson 8.
 #
 # ## What production systems do differently
 #
@@ -386,9 +385,8 @@ for label, order in orders.items():
 #
 # ## Exercises
 #
-# In [exercises.py](exercises.py); `pytest lessons/04_kv_cache` tells you whether they are right. The answers to the
-# first two are quoted above.
+# In [exercises.py](exercises.py); `pytest lessons/04_kv_cache` tells you whether they are right. Both answers are
+# quoted above.
 #
 # 1. `write_kv`: put each token's key and value into its slot.
 # 2. `attention`: find them again through block tables, for a batch of several sequences.
-# 3. `common_prefix`: what a second request can take over from a first.

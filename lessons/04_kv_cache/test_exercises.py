@@ -94,30 +94,3 @@ def test_attention_keeps_the_sequences_of_a_batch_apart(exercises):
     for s, (keys, values) in enumerate(plain):
         own = slice(starts[s], starts[s + 1])
         np.testing.assert_allclose(found[own], attend(queries[own], keys, values, new[s]))
-
-
-# common_prefix
-
-
-@pytest.mark.parametrize(
-    ("left", "right", "length"),
-    [
-        ([5, 8, 1], [5, 8, 2, 1], 2),
-        ([5, 8, 1], [5, 8, 1], 3),
-        ([5, 8], [5, 8, 1], 2),
-        ([5, 8, 1], [5], 1),
-        ([1, 8, 5], [2, 8, 5], 0),  # what follows a difference is of no use, equal or not
-        ([], [5], 0),
-        ([], [], 0),
-    ],
-)
-def test_common_prefix_ends_at_the_first_difference(exercises, left, right, length):
-    assert exercises.common_prefix(left, right) == length
-    assert exercises.common_prefix(tuple(right), tuple(left)) == length
-
-
-def test_common_prefix_agrees_with_its_definition(exercises):
-    for _ in range(200):
-        left, right = (random.integers(0, 2, size=random.integers(0, 8)).tolist() for _ in range(2))
-        wanted = max(n for n in range(9) if len(left) >= n <= len(right) and left[:n] == right[:n])
-        assert exercises.common_prefix(left, right) == wanted
