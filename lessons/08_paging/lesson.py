@@ -297,8 +297,8 @@ for step in (0, 1, 2, len(trace) - 1):
 # %% [markdown]
 # A and B have found nothing, for nothing was there. The step's budget (512 tokens) was enough for all of A's prompt and
 # half of B's. C and D come when A is done, find all they have in common with it, and compute six tokens each, in one
-# step with the rest of B's. As B's blocks fill up, they are given back one after another: 44 held, then 36, then 25. At
-# the end four conversations hold the system prompt once (`*`), and each only its own rest.
+# step with the rest of B's. As B's blocks fill up, they are given back: 44 held, then 36, then 25. In the end A has
+# left, and three conversations hold one system prompt (`*`), and each a block of its own.
 #
 # ## Who may write?
 #

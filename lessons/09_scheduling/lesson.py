@@ -63,7 +63,7 @@ def interrupt(**options):
     """Four answers under way, and after twelve steps a long prompt: the trace of it all."""
     engine, trace = new_engine(**options)
     for n, opening in enumerate(openings):
-        params = SamplingParams(temperature=0.8, seed=n, max_tokens=64, ignore_eos=True, logprobs=True)
+        params = SamplingParams(temperature=0.8, seed=n, max_tokens=48, ignore_eos=True, logprobs=True)
         engine.add_request(llm.encode(opening), params, request_id=f"reader {n}")
     for _ in range(12):
         engine.step()
@@ -108,10 +108,10 @@ if plt:
     axes.set_title("What one reader notices of a stranger's letter")
 
 # %% [markdown]
-# One long silence, or a stretch in which everything is a little slow. The mean time between two tokens is much the same
-# in both, and so is the time until all is done. What differs is the *longest* gap, and that is what a person notices:
-# hence the percentiles in every serious measurement. The stranger pays a little, because the prompt now shares its
-# steps with decodes.
+# One long silence, or a stretch in which everything is a little slow. The median gap is the same, and so, nearly, is
+# the time until all is done. What differs is the *longest* gap, and that is what a person notices: hence the high
+# percentiles in every serious measurement. The stranger pays for it, a little, because the prompt now shares its steps
+# with decodes.
 #
 # ## How large a piece?
 #
@@ -123,7 +123,7 @@ if plt:
 # %% tags=["timing"]
 points = []
 print("budget   steps until the stranger's first token   longest gap, ms   first token, ms   all done, ms")
-for budget in (8, 16, 32, 64, 128, 256, 1024):
+for budget in (16, 32, 64, 128, 256, 1024):
     trace = interrupt(policy="chunked", max_batch_tokens=budget)
     metrics = request_metrics(trace)
     gap, ttft = 1000 * max(metrics["reader 0"].inter_token_latencies), 1000 * metrics["stranger"].ttft
@@ -140,7 +140,7 @@ if plt:
         axes.annotate(f"{budget}", (gap, ttft), textcoords="offset points", xytext=(6, 5), fontsize=9)
     axes.set(xlabel="longest gap of a reader, ms", ylabel="time to the stranger's first token, ms")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title("Whose time? Budgets from 8 to 1,024 tokens a step")
+    axes.set_title("Whose time? Budgets from 16 to 1,024 tokens a step")
 
 # %% [markdown]
 # Downwards the curve is good for the stranger, to the left it is good for the readers, and a budget is a point on it.
@@ -196,10 +196,11 @@ for name, trace in (("64 blocks", roomy), ("14 blocks", tight), ("14, with a pre
 print("same tokens and bits:", answers_of(roomy) == answers_of(tight) == answers_of(remembering))
 
 # %% [markdown]
-# A quarter of the memory, and the same answers to the last bit. (That is not to be taken for granted: what was computed
-# token by token in a decode is computed again in one prefill, beside other neighbours. An engine whose kernels add up
-# in another order then continues another text.) The price is time, and work done twice. With the prefix index of lesson
-# 8 part of the work need not be done: what a preempted sequence gives back stays findable until somebody overwrites it.
+# Forty per cent of the memory that it would have liked, twice the steps, and the same answers to the last bit. (That is
+# not to be taken for granted: what was computed token by token in decodes is computed again in one prefill, beside
+# other neighbours. An engine whose kernels then add up in another order continues another text.) With the prefix index
+# of lesson 8, what a preempted sequence gives back stays findable until somebody overwrites it. Here that saves next to
+# nothing, and you can see why: it was sent away *because* memory was full.
 #
 # Why the last admitted? Because whoever has been at it for longest has most to lose; and because then the *first* one
 # is never sent away. It goes on to its end, whatever happens, and then the next is the first. So everyone's turn comes.
@@ -305,9 +306,9 @@ if plt:
 # long one waits until there is nobody shorter, and the unluckiest waited four times as long as anybody under *first
 # come, first served*. In a service that never empties, it could be for ever. By its mean, and even by its 95th
 # percentile, this order wins by far; only the right end of the figure shows who pays. With *priority*, those who have
-# paid wait a fifth as long, and the others a sixth longer. That is cheap as long as few pay: if everybody does, nobody
-# gains. And note that no line lies below the others everywhere. A schedule moves waiting about; only a faster step
-# makes less of it.
+# paid wait a fifth as long, and the others a seventh longer. That is cheap as long as few pay: if everybody does,
+# nobody gains. And note that no line lies below the others everywhere. A schedule moves waiting about; only a faster
+# step makes less of it.
 #
 # ## What production systems do differently
 #
