@@ -311,7 +311,7 @@ if plt:
     axes.set(xlabel="seats", ylabel="tokens a step", xlim=(0, 33), ylim=(0, 33))
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9)
-    axes.set_title("How many of the seats are taken, when answers have very different lengths")
+    axes.set_title("How many seats are taken, when answers differ in length")
 
 # %% [markdown]
 # With equal lengths all fill every seat, as they should. With many short answers and a few long ones, *static* leaves

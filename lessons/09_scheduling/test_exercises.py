@@ -40,14 +40,22 @@ def serve(scheduler, requests, most_steps=400):
 
 @pytest.mark.parametrize(
     ("known", "computed", "planned", "wanted"),
-    [(10, 0, 0, 8), (10, 0, 5, 3), (10, 8, 0, 2), (10, 8, 7, 1), (5, 0, 0, 5), (10, 0, 8, 0)],
+    [(10, 0, 0, 8), (10, 0, 5, 3), (10, 8, 0, 2), (10, 8, 7, 1), (5, 0, 0, 5)],
 )
 def test_advance_adds_what_is_left_and_what_fits(exercises, known, computed, planned, wanted):
     scheduler, plan = scheduler_of(8, max_batch_tokens=8), StepPlan(num_tokens=planned)
     sequence = Sequence(list(range(known)), known, "a", num_computed=computed, prefill_end=known)
     exercises._advance(scheduler, sequence, plan)
-    assert [(c.start, len(c.token_ids), c.is_prefill) for c in plan.chunks] == [(computed, wanted, True)][: wanted > 0]
+    assert [(c.start, len(c.token_ids), c.is_prefill) for c in plan.chunks] == [(computed, wanted, True)]
     assert plan.num_tokens == planned + wanted
+
+
+def test_advance_adds_nothing_to_a_full_step(exercises):
+    scheduler, sequence = scheduler_of(8, max_batch_tokens=8), Sequence([1] * 10, 10, "a", prefill_end=10)
+    for planned, wanted in ((8, 0), (7, 1)):
+        plan = StepPlan(num_tokens=planned)
+        exercises._advance(scheduler, sequence, plan)
+        assert [len(chunk.token_ids) for chunk in plan.chunks] == [1] * wanted
 
 
 def test_advance_stops_where_the_sequence_was_when_it_came(exercises):
