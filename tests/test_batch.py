@@ -1,5 +1,6 @@
 """Batch against the simplest way to lay chunks end to end; the KV cache's sizes."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +8,8 @@ from hypothesis import strategies as st
 from minillm.batch import Batch, Chunk
 from minillm.config import ModelConfig
 from minillm.kv_cache import KVCache
+from minillm.plan import StepPlan
+from minillm.sequence import Sequence
 
 CONFIG = ModelConfig("llama", 100, 16, 32, 2, 4, 2, 8, 64)
 
@@ -66,6 +69,29 @@ def test_the_cache_tells_its_size_and_occupancy():
     assert cache.occupancy == 0.3
     assert cache.num_bytes_held == 12 * cache.bytes_per_token
     assert "3 of 10 blocks of 4 held" in repr(cache)
+
+
+def test_a_block_is_copied_in_all_layers_and_no_other_is_touched():
+    cache, random = KVCache(CONFIG, num_blocks=4, block_size=3), np.random.default_rng(0)
+    cache.keys[:], cache.values[:] = random.normal(size=cache.keys.shape), random.normal(size=cache.values.shape)
+    keys, values = cache.keys.copy(), cache.values.copy()
+    cache.copy_block(2, 0)
+    order = [2, 1, 2, 3]
+    np.testing.assert_array_equal(cache.keys, keys[order])
+    np.testing.assert_array_equal(cache.values, values[order])
+
+
+def test_a_plan_becomes_the_batch_of_its_chunks():
+    plan, tables = StepPlan(), [[3, 1], [0]]
+    for table, start, length in ((tables[0], 2, 4), (tables[1], 3, 1)):
+        sequence = Sequence.of("r", list(range(10, 10 + start + length)), 5)
+        sequence.num_computed, sequence.block_table = start, table
+        plan.advance(sequence, length, is_prefill=length > 1)
+    batch = Batch.from_plan(plan, 4)
+    assert batch.token_ids.tolist() == [12, 13, 14, 15, 13]
+    assert batch.slots.tolist() == [14, 15, 4, 5, 3]
+    tables[0][0] = 9  # a plan is a snapshot
+    assert Batch.from_plan(plan, 4).slots.tolist() == batch.slots.tolist()
 
 
 def test_a_contiguous_cache_is_one_large_block():

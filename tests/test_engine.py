@@ -376,6 +376,9 @@ def test_requests_that_cannot_be_served_are_refused_when_they_come(models):
     ):
         with pytest.raises(RequestError, match=message):
             engine.add_request(prompt, params, **more)
+    for n in (0, 1.5, "2"):
+        with pytest.raises(RequestError, match=f"n is {n!r}; it must be a whole number, 1 or more"):
+            SamplingParams(n=n)
     for request_id in ("unknown", None):
         with pytest.raises(RequestError, match="is under way: it has finished, or there never was one"):
             engine.abort(request_id)

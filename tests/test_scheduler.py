@@ -196,7 +196,7 @@ class Serving(RuleBasedStateMachine):
 
 
 TestServing = Serving.TestCase
-TestServing.settings = settings(max_examples=400, stateful_step_count=40)
+TestServing.settings = settings(max_examples=200, stateful_step_count=30)
 
 
 def serve(scheduler, requests):
