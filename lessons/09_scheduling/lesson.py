@@ -307,8 +307,8 @@ if plt:
 # come, first served*. In a service that never empties, it could be for ever. By its mean, and even by its 95th
 # percentile, this order wins by far; only the right end of the figure shows who pays. With *priority*, those who have
 # paid wait a fifth as long, and the others a seventh longer. That is cheap as long as few pay: if everybody does,
-# nobody gains. And note that no line lies below the others everywhere. A schedule moves waiting about; only a faster
-# step makes less of it.
+# nobody gains. Mind the difference between the two. Letting the short ones first makes the *sum* of all waits smaller,
+# since it is better that one waits for ten than that ten wait for one; priority only moves waiting from some to others.
 #
 # ## What production systems do differently
 #
