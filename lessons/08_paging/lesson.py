@@ -1,0 +1,400 @@
+# %% [markdown]
+# # 8. Paging
+#
+# **How do block tables end fragmentation and share prefixes?**
+#
+# Lesson 7 filled the batch until memory was full. So whoever wastes memory wastes seats. We first count how much of it
+# is lost when every request gets one unbroken stretch, then cut memory into blocks and count again. Once tables say
+# where a text lies, two tables may name the same block: what one user has computed, another need not. That takes an
+# index of what is known, a rule for what to forget, and some care about who may write where.
+
+# %%
+import numpy as np
+
+from minillm import LLM, Engine, EngineConfig, SamplingParams
+from minillm.blocks import BlockAllocator
+from minillm.kv_cache import KVCache
+from minillm.scheduler import Sampled, Scheduler
+from minillm.sequence import Sequence
+from minillm.trace import Trace, request_metrics
+
+llm = LLM()
+
+# %% tags=["hidden"]
+try:
+    import matplotlib.pyplot as plt
+except ImportError:
+    plt = None
+    print("no Matplotlib here, so no figures")
+
+# %% [markdown]
+# ## Who needs how much?
+#
+# It all depends on lengths, so let us have realistic ones. Microsoft has published [the lengths of 19,366
+# requests](https://github.com/Azure/AzurePublicDataset/blob/master/AzureLLMInferenceDataset2023.md) to a chat service
+# ([Patel et al. 2023](https://arxiv.org/abs/2311.18677)). We do not need the file: below are a few of its quantiles,
+# and we draw between them. A prompt says how long it is. An answer does not; nobody knows before it has ended.
+
+# %%
+shares = (0, 0.05, 0.25, 0.5, 0.75, 0.95, 1)
+prompt_quantiles = (20, 181, 396, 1020, 1189, 4083, 4142)  # the shortest and the longest are rounded
+answer_quantiles = (10, 41, 85, 129, 395, 451, 1000)
+
+random = np.random.default_rng(0)
+prompts = np.interp(random.random(400), shares, prompt_quantiles).astype(int)
+answers = np.interp(random.random(400), shares, answer_quantiles).astype(int)
+for name, lengths in (("prompts", prompts), ("answers", answers), ("together", prompts + answers)):
+    quarters = np.quantile(lengths, (0.25, 0.5, 0.75)).astype(int)
+    print(f"{name:9} mean {lengths.mean():5.0f}, quartiles {quarters}, longest {lengths.max()}")
+
+# %% [markdown]
+# ## One stretch each
+#
+# Memory for 65,536 positions (8.6 GB for Llama 3.1 8B in 16 bits, 3 GB for our model in float32), and a queue of 400
+# requests. Each gets one unbroken stretch as soon as one is free, adds a token in every step, and gives it back at its
+# end. How long should the stretch be? As long as any request may ever get; or the prompt, and the longest answer; or,
+# if an oracle tells us, exactly what will be needed.
+
+# %%
+pool = 65_536
+
+
+def contiguous(reserve):
+    """Mean shares of the pool, while anyone waits: tokens held, tokens still to come, never used, holes; and seats."""
+    waiting = list(zip(prompts.tolist(), answers.tolist(), strict=True))[::-1]
+    running, seen = [], []  # running: [start, end, tokens, tokens at its end]
+    while waiting:
+        while waiting and (start := first_gap(running, size := reserve(*waiting[-1]))) is not None:
+            prompt, answer = waiting.pop()
+            running.append([start, start + size, prompt, prompt + answer])
+        for stretch in running:
+            stretch[2] += 1
+        starts, ends, held, finally_held = np.array(running).sum(axis=0)
+        reserved = ends - starts
+        seen.append((held, finally_held - held, reserved - finally_held, pool - reserved, len(running)))
+        running = [stretch for stretch in running if stretch[2] < stretch[3]]
+    return np.mean(seen, axis=0)
+
+
+def first_gap(running, size):
+    """Where the first unbroken free stretch of `size` positions starts, or None."""
+    at = 0
+    for start, end, *_ in sorted(running):
+        if start - at >= size:
+            return at
+        at = end
+    return at if pool - at >= size else None
+
+
+results = {
+    "the longest there can be": contiguous(lambda prompt, answer: prompt_quantiles[-1] + answer_quantiles[-1]),
+    "prompt + longest answer": contiguous(lambda prompt, answer: prompt + answer_quantiles[-1]),
+    "what an oracle says": contiguous(lambda prompt, answer: prompt + answer),
+}
+head = "reserved                   tokens  to come  never used  holes   at once"
+
+
+def row(name, result):
+    tokens, to_come, unused, holes = result[:4] / pool
+    return f"{name:25} {tokens:7.0%} {to_come:8.0%} {unused:11.0%} {holes:6.0%} {result[4]:9.1f}"
+
+
+print(head, *(row(*item) for item in results.items()), sep="\n")
+
+# %% [markdown]
+# The first line is how models were served for years, and 29 % is in the range that [Kwon et al.
+# 2023](https://arxiv.org/abs/2309.06180) found in the systems of their day: 20 to 38 %. Most of it is reserved for
+# lengths that hardly anyone reaches. Yet the third line is the one to look at. Even an oracle, who reserves not one
+# position too many, leaves a quarter unused: part of it waits for tokens to come, and part is *holes* between
+# stretches, each too short for whoever is next in the queue. This is *fragmentation*, and no foresight helps against
+# it.
+#
+# ## Blocks
+#
+# Operating systems had this trouble in the sixties, and solved it with pages: cut memory into pieces of one size, and
+# let a table say which pieces, in which order, make up what a program takes for one stretch. A sequence's *block table*
+# is just that (lesson 4 showed how attention reads through it). A free block is as good as any other, so there are no
+# holes; a sequence takes the next only when it has filled the last, so nothing is reserved. In minillm, this is all it
+# takes to grow:
+#
+# {{ source: minillm.blocks.BlockAllocator.extend }}
+#
+# The same requests and the same memory, now with the scheduler of the library. Without a model; it deals in integers.
+
+
+# %%
+def paged(block_size):
+    blocks = BlockAllocator(pool // block_size, block_size)
+    scheduler = Scheduler(blocks, max_batch_tokens=pool, max_sequences=400, prefix_caching=False)
+    for n, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        scheduler.add(Sequence.of(str(n), [0] * int(prompt), int(answer)))
+    seen, preempted = [], 0
+    while scheduler.has_unfinished:
+        plan = scheduler.schedule()
+        preempted += len(plan.preempted)
+        tokens, held = sum(chunk.stop for chunk in plan.chunks), blocks.num_held * block_size
+        if scheduler.waiting:
+            seen.append((tokens, 0, held - tokens, pool - held, len(plan.chunks)))
+        ends = [chunk.sequence.num_generated + 1 == chunk.sequence.max_tokens for chunk in plan.chunks]
+        scheduler.commit(plan, [[Sampled(0, "length" if end else None)] for end in ends])
+    return np.mean(seen, axis=0), preempted
+
+
+by_size = {block_size: paged(block_size) for block_size in (1, 16, 64, 256, 1024)}
+print(head, "  preempted")
+for block_size, (result, preempted) in by_size.items():
+    print(row(f"blocks of {block_size}", result), f"{preempted:9}")
+results["blocks of 16"] = by_size[16][0]
+
+# %%
+if plt:
+    figure, axes = plt.subplots(figsize=(8, 3.2), num="where-memory-goes", layout="constrained")
+    left = np.zeros(len(results))
+    parts = zip(("tokens", "to come", "never used", "holes"), ("#0072B2", "#56B4E9", "#D55E00", "#DDDDDD"), strict=True)
+    for index, (label, colour) in enumerate(parts):
+        width = np.array([result[index] / pool for result in results.values()])
+        axes.barh(list(results), width, left=left, color=colour, label=label)
+        left += width
+    axes.invert_yaxis()
+    axes.set(xlabel="share of the memory, on average", xlim=(0, 1))
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(frameon=False, ncols=4, loc="outside lower center")
+    axes.set_title("What memory is filled with, by what each request is given")
+
+# %% [markdown]
+# From 29 % to 97 %, and from 12 seats to 40, on the same memory. What is left unused is the end of everyone's last
+# block, half a block on average, and 1 % that the scheduler keeps as a reserve, so that those who run find blocks to
+# grow into. The column on the right is the price of not reserving: now and then memory *is* full, and somebody has to
+# give their blocks back and start over. It happens a few times in 400 requests; how it is done is lesson 9.
+#
+# Why not blocks of one token? Nothing would be wasted. But whatever is done for a block (looking it up in attention,
+# finding it, counting its owners) would be done for every token. At 1,024 we are on the way back to stretches. Most
+# systems take 16 to 64.
+#
+# ## Watch it happen
+#
+# Now with the model: three requests in a pool of 16 blocks of 4 positions, and a letter for every block that each
+# holds.
+
+# %%
+
+
+def new_engine(**options):
+    """An engine around the same model, with a memory and a scheduler of its own, and the trace of what it does."""
+    options = EngineConfig(**{"num_blocks": 256} | options)
+    cache = KVCache(llm.config, options.num_blocks, options.block_size)
+    engine = Engine(llm.transformer, cache, options.scheduler(cache.blocks), tokenizer=llm.tokenizer)
+    trace = Trace(engine.facts)
+    engine.listeners.append(trace.append)
+    return engine, trace
+
+
+def run(engine):
+    while engine.has_unfinished:
+        engine.step()
+
+
+def pool_map(record):
+    """A character a block: its owner, `*` if several share it, `~` if it is cached, `.` if it is free."""
+    cells = ["."] * record.pool.num_blocks
+    for sequence in record.running:
+        for block in sequence.block_table:
+            cells[block] = sequence.request_id if cells[block] == "." else "*"
+    for block in record.pool.cached:
+        cells[block] = "~"
+    return "".join(cells)
+
+
+engine, trace = new_engine(num_blocks=16, block_size=4, prefix_caching=False)
+for name, length in (("A", 18), ("B", 5), ("C", 12)):
+    params = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True)
+    engine.add_request(llm.encode(f"Dear {name}, thank you for"), params, request_id=name)
+run(engine)
+for record in trace.steps[::3]:
+    tables = {sequence.request_id: sequence.block_table for sequence in record.running}
+    print(f"step {record.step:2}  {pool_map(record)}  {tables}")
+
+# %% [markdown]
+# A's table has jumped over those of the others, and goes on in what B has left. Its keys lie all over memory, and it
+# does not notice.
+#
+# ## Two tables, one block
+#
+# Much of what a chat service is sent, it has been sent before: the system prompt, the document, everything said so far.
+# Keys and values depend on nothing but the text up to their token (lesson 4). So a *full* block can serve every
+# sequence that begins with the same text, if only it can be found. minillm keeps an index of full blocks by content.
+# The content of a block is its own tokens *and the block that it follows*, so that a chain of entries spells a whole
+# beginning:
+#
+# {{ source: minillm.blocks.BlockAllocator.find }}
+#
+# A system prompt, and four questions one after another. The first computes all of it:
+
+# %%
+system = "You are a patient librarian. Answer in one sentence, name a book, and never make one up. " * 16
+questions = ("Who wrote Emma?", "What is a sonnet?", "Who was Sappho?", "What is a haiku?")
+short = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=True)
+
+
+def ask_one_by_one(**options):
+    engine, trace = new_engine(**options)
+    for question in questions:
+        engine.add_request(llm.encode(system + question), short)
+        run(engine)
+    return trace
+
+
+trace = ask_one_by_one()
+metrics = request_metrics(trace)
+print("request  prompt  found  computed")
+for request in metrics.values():
+    found = request.num_cached_tokens
+    print(f"{request.request_id:7} {request.num_prompt_tokens:7} {found:6} {request.num_prompt_tokens - found:9}")
+
+# %% tags=["timing"]
+first, *later = (request.ttft for request in metrics.values())
+print(f"time to the first token: {1000 * first:.0f} ms, later", *(f"{1000 * ttft:.0f}" for ttft in later), "ms")
+print(f"the last takes {later[-1] / first:.0%} of the first")
+
+# %% [markdown]
+# Whole blocks only: the few tokens that two prompts share beyond the last full block are computed again. And are the
+# answers those that would have come without an index? Once more, in blocks of other sizes, and without any sharing:
+
+
+# %%
+def answers_of(trace):
+    tokens = {}
+    for record in trace:
+        for chunk in record.chunks:
+            tokens.setdefault(chunk.request_id, []).extend((t.token_id, t.logprob) for t in chunk.sampled)
+    return tokens
+
+
+for options in ({"block_size": 4}, {"block_size": 64}, {"prefix_caching": False}):
+    other = ask_one_by_one(**options)
+    found = sum(request.num_cached_tokens for request in request_metrics(other).values())
+    print(f"{options}: {found} tokens found; same tokens and bits: {answers_of(other) == answers_of(trace)}")
+
+# %% [markdown]
+# ## At the same time
+#
+# A block may be found once it has been computed, and not before. What if two people ask at the same moment? Both
+# compute everything; but when their blocks are full and turn out to be the same, the second table is pointed at the
+# first's block, and gives its own back (`publish`, in [blocks.py](../../minillm/blocks.py)). Watch the map. Two
+# questions come together, and two a step later:
+
+# %%
+engine, trace = new_engine(num_blocks=64)
+for name, question in zip("ABCD", questions, strict=True):
+    if name == "C":
+        engine.step()  # C and D come a step later
+    engine.add_request(llm.encode(system + question), short, request_id=name)
+run(engine)
+for step in (0, 1, 2, len(trace) - 1):
+    record = trace.steps[step]
+    print(f"step {step:2}  {pool_map(record)}  {record.pool.num_held} held, found {record.prefix_hits or 'nothing'}")
+
+# %% [markdown]
+# A and B have found nothing, for nothing was there. The step's budget (512 tokens) was enough for all of A's prompt and
+# half of B's. C and D come when A is done, find all they have in common with it, and compute six tokens each, in one
+# step with the rest of B's. As B's blocks fill up, they are given back: 44 held, then 36, then 25. In the end A has
+# left, and three conversations hold one system prompt (`*`), and each a block of its own.
+#
+# ## Who may write?
+#
+# A shared block is full, so nobody has anything to write there. With one exception: three *completions* of one prompt
+# (`n=3`) share also its last block, which is not full, and each wants to put its own next token into it. So each first
+# gets a copy, except the last, who finds itself alone: *copy-on-write*.
+
+# %%
+engine, trace = new_engine(num_blocks=24, block_size=4)
+three = SamplingParams(temperature=0.9, seed=1, n=3, max_tokens=6, ignore_eos=True)
+engine.add_request(llm.encode("In the middle of the night, the little lighthouse keeper heard a strange"), three)
+run(engine)
+for record in trace.steps[:3]:
+    copies = [f"{copy.source} to {copy.target}" for copy in record.pool.copies]
+    held = [count for count in record.pool.references if count]
+    print(f"step {record.step}: owners of each block held {held}, copied {copies or 'none'}")
+
+# %% [markdown]
+# ## What to forget
+#
+# When a request ends, its blocks are not erased. They are *cached*: nobody holds them, but the index still finds them,
+# until somebody needs the room. Then whoever has not been used for the longest time goes first. How much memory is
+# worth keeping for that? It depends on what comes between two turns of the same conversation. 48 users with eight turns
+# each share a system prompt of 256 tokens; each turn adds 100 to 400 to their own history:
+
+# %%
+histories = [list(range(256)) for _ in range(48)]
+turns = {"one user after another": [], "all mixed": []}
+for user in np.repeat(np.arange(48), 8):
+    start = 1000 + 10_000 * int(user) + len(histories[user])  # so that no two users' tokens are the same
+    histories[user] = histories[user] + list(range(start, start + int(random.integers(100, 400))))
+    turns["one user after another"].append(histories[user])
+by_user = [turns["one user after another"][8 * user : 8 * user + 8] for user in range(48)]
+for user in random.permutation(np.repeat(np.arange(48), 8)):
+    turns["all mixed"].append(by_user[user].pop(0))  # each user's turns stay in order
+
+
+def hit_rate(visits, num_blocks):
+    """Share of all prompts' tokens found in a pool of blocks of 16, the requests coming one by one."""
+    blocks, found = BlockAllocator(num_blocks, 16), 0
+    for prompt in visits:
+        table = blocks.share(blocks.find(prompt[:-1]))
+        known, full = len(table), len(prompt) // 16
+        found += 16 * known
+        blocks.extend(table, len(prompt))
+        for index in range(known, full):
+            blocks.publish(table, index, prompt[16 * index : 16 * index + 16])
+        blocks.shrink(table)
+    return found / sum(map(len, visits))
+
+
+sizes = (200, 400, 800, 1600, 3200, 6400, 12800)
+rates = {order: [hit_rate(visits, size) for size in sizes] for order, visits in turns.items()}
+print("blocks                ", *(f"{size:6}" for size in sizes))
+for order, values in rates.items():
+    print(f"{order:22}", *(f"{value:6.0%}" for value in values))
+
+# %%
+if plt:
+    figure, axes = plt.subplots(figsize=(6.5, 3.6), num="hit-rate", layout="constrained")
+    for (order, values), colour, marker in zip(rates.items(), ("#009E73", "#0072B2"), "Do", strict=True):
+        axes.semilogx(sizes, values, marker=marker, color=colour, linewidth=2, label=order)
+    axes.set(xlabel="blocks in the pool", ylabel="prompt tokens found", ylim=(0, 1))
+    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    axes.minorticks_off()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=9)
+    axes.set_title("What a cache finds depends on what came in between")
+
+# %% [markdown]
+# The same requests in another order. If a user's next turn comes at once, a pool that holds one conversation finds all
+# that can be found. If 47 others come in between, all their histories must stay, and short of that, most of the memory
+# is spent on remembering people who are about to be forgotten. So an index alone is not enough: *where* a request is
+# sent, and *when*, decides what it finds.
+#
+# ## What production systems do differently
+#
+# - **The index.** vLLM keys a block by a [hash of its tokens and its parent's
+#   hash](https://docs.vllm.ai/en/latest/design/prefix_caching/), which fits into a table shared by many processes; ours
+#   compares the tokens themselves. SGLang keeps a [radix tree](https://arxiv.org/abs/2312.07104), which finds prefixes
+#   of any length, and serves first who finds most.
+# - **Page tables in hardware.** [vAttention](https://arxiv.org/abs/2405.04437) leaves the sequence in one stretch of
+#   *virtual* memory and lets the GPU's own page tables do the rest, so that attention kernels need know nothing of it.
+# - **More memory behind the memory.** What is evicted goes to the host's memory, a disk, or a machine next door:
+#   [Mooncake](https://arxiv.org/abs/2407.00079), lesson 13. A router that knows who has what sends a conversation
+#   there.
+# - **Walls.** A hit is quicker, and quicker can be measured: [Gu et al. 2025](https://arxiv.org/abs/2502.07776) found
+#   seven providers whose customers shared one cache, so that one could have learnt what another had asked. vLLM can add
+#   a [salt](https://docs.vllm.ai/en/latest/design/prefix_caching/) to the hashes; only those who have the same one
+#   share.
+#
+# ## Exercises
+#
+# In [exercises.py](exercises.py); `pytest lessons/08_paging` tells you whether they are right. The answers to the first
+# two are quoted above.
+#
+# 1. `extend`: blocks for a table that grows. All that it needs or, if there are too few, none.
+# 2. `find`: how much of a prompt is known, from a chain of blocks and what each follows.
+# 3. `own`: a copy of a shared block before it is written, and one owner fewer for the original.

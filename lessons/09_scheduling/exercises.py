@@ -1,0 +1,53 @@
+"""Lesson 9's exercises. `pytest lessons/09_scheduling` tells you whether they are right.
+
+The first two are methods of `minillm.scheduler.Scheduler`, so `self` is one.
+"""
+
+from collections.abc import Sequence as SequenceOf
+
+from minillm.plan import StepPlan
+from minillm.scheduler import Scheduler
+from minillm.sequence import Sequence
+
+ANSWERS = {
+    "_advance": "minillm.scheduler.Scheduler._advance",
+    "_make_room": "minillm.scheduler.Scheduler._make_room",
+    "percentile": "minillm.trace.percentile",
+}
+
+
+def _advance(self: Scheduler, sequence: Sequence, plan: StepPlan) -> None:
+    """Add the next piece of a prompt to the plan: as much as is left of it, and as the step's budget allows.
+
+    `sequence.num_computed` tokens have been computed, and it is in prefill up to `sequence.prefill_end`. The plan holds
+    `plan.num_tokens` tokens so far, and may hold `self.max_batch_tokens`. `plan.advance(sequence, n, is_prefill=True)`
+    adds a piece of n tokens; an empty one must not be added.
+    """
+    raise NotImplementedError("your turn")
+
+
+def _make_room(self: Scheduler, sequence: Sequence, plan: StepPlan) -> bool:
+    """See to it that `sequence` has a block of its own for the position it fills next; False if it had to go itself.
+
+    The position is `sequence.num_computed`; it lies in block number `position // blocks.block_size` of the table
+    `sequence.block_table`, where blocks is `self.blocks`. Three things can be the matter:
+
+    The table is one block too short: `blocks.extend(table, position + 1)`. Or it is long enough, but that block
+    `blocks.is_shared(block)`: `blocks.own(table, index)`, which returns the block to copy from; add (from, to) to
+    `plan.copies`. Both return which blocks were evicted, `extend` alone and `own` second; add them to `plan.evicted`.
+
+    Or either is needed, but `blocks.num_available` is 0. Then whoever was admitted last, `self.running[-1]`, makes way:
+    add a `Preempted(victim, victim.num_computed)` (from `minillm.plan`) to `plan.preempted`, and then let
+    `self._preempt(victim)` take its blocks and put it back into the queue. Look again, as often as it takes: a victim's
+    blocks may be shared, and free nothing.
+    """
+    raise NotImplementedError("your turn")
+
+
+def percentile(values: SequenceOf[float], percent: float) -> float | None:
+    """The value that `percent` (0 to 100) of `values` do not exceed; None if there are no values.
+
+    In order, the first value is the 0th percentile, the last the 100th, and the others lie evenly between. Between two
+    of them go by proportion: `percentile([30, 10], 25)` is 15.0. The list that was given stays as it is.
+    """
+    raise NotImplementedError("your turn")
