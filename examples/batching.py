@@ -32,6 +32,10 @@ from minillm.view import ConsoleView, Keyboard
 PAUSE = 0.15  # seconds between steps, for eyes
 LOOK_AGAIN = 0.25  # seconds after which, while a key is awaited, the terminal may have got another size
 NEXT, QUIT = (" ", "\r", "\n"), ("q", "Q", "\x04", "")  # keys; the last is what a terminal that is gone gives
+COLUMNS = (
+    "steps", "TTFT,\nmean", "TTFT,\nworst", "TPOT,\nmean", "TPOT,\nworst", "tokens\n/ s",
+    "recom-\nputed", "peak\nblocks",
+)  # fmt: skip
 HINT = "space or enter: next step, q: quit"
 
 
@@ -121,7 +125,7 @@ def goes_on(keyboard: Keyboard, view: ConsoleView) -> bool:
     while True:
         key = keyboard.read(LOOK_AGAIN)
         if key is None:
-            view.refresh()
+            view.resize()
         elif key in NEXT or key in QUIT:
             return key in NEXT
 
@@ -138,18 +142,9 @@ def answers(trace: Trace) -> dict[str, list[int]]:
 def comparison(traces: list[Trace]) -> Table:
     """A line a policy: times as people feel them, and what they cost."""
     table = Table(title=f"{len(REQUESTS)} requests, three policies; times in milliseconds", box=box.SIMPLE)
-    table.add_column("policy", vertical="bottom")
-    for name in (
-        "steps",
-        "TTFT,\nmean",
-        "TTFT,\nworst",
-        "TPOT,\nmean",
-        "TPOT,\nworst gap",
-        "tokens\n/ s",
-        "recom-\nputed",
-    ):
+    table.add_column("policy", vertical="bottom", no_wrap=True, min_width=max(map(len, POLICIES)))
+    for name in COLUMNS:
         table.add_column(name, justify="right", vertical="bottom")
-    table.add_column("peak\nblocks", justify="right", vertical="bottom")
     for trace in traces:
         run, requests = run_metrics(trace), request_metrics(trace).values()
         ttfts = [request.ttft for request in requests]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rich.console import Console, Group
+from rich.console import Console, ConsoleDimensions, Group
 from rich.live import Live
 from rich.text import Text
 
@@ -37,6 +37,7 @@ class ConsoleView:
         # Not `console.is_terminal`: FORCE_COLOR, which sets that, wants colours, not moving pictures in a file.
         self.is_live = self.console.file.isatty() and not self.console.is_dumb_terminal
         self._live = Live(console=self.console, screen=True, auto_refresh=False)
+        self._drawn_size: ConsoleDimensions | None = None
 
     def __enter__(self) -> ConsoleView:
         if self.is_live:
@@ -55,20 +56,24 @@ class ConsoleView:
         """Show the next step."""
         self.timeline.push(record)
         if self.is_live:
-            self.refresh()
+            self._draw()
         else:
             self._print(plain_line(record))
 
-    def refresh(self) -> None:
-        """Draw the newest step again, in the size that the terminal has now."""
-        if self.is_live and self.timeline.record:
-            self._live.update(self.picture(hint=self.hint), refresh=True)
+    def resize(self) -> None:
+        """Draw the newest step again, if the terminal has another size than before."""
+        if self.is_live and self.timeline.record and self.console.size != self._drawn_size:
+            self._draw()
 
     def picture(self, hint: str = "") -> Group:
         """The newest step and those before it, for the console's size."""
         width, height = self.console.size
         look = ASCII if self.console.options.ascii_only else UNICODE
         return Group(*frame(self.timeline, width, height, look, hint))
+
+    def _draw(self) -> None:
+        self._drawn_size = self.console.size
+        self._live.update(self.picture(hint=self.hint), refresh=True)
 
     def _print(self, line: str) -> None:
         self.console.print(Text(line), soft_wrap=True)

@@ -1,14 +1,17 @@
 """A run at one moment, as lines of styled text: what the step computes, the timeline, the pool, the answers.
 
-story · chunked · step 12 · 3 running, 2 waiting ...
-batch AAAAAAAAAAAAAAAAAAAAABC·······             a cell a token of the step's budget
-      0         10                               a cell a step
-A one ▇▇•••••••••
-B two ··█▂•••✗···
-pool   A  A  A  B  B  AB  ○  ·                   a tile a block
-A decode     the answer so far
-what happened in the step
-what the glyphs mean
+Much shortened, it looks like this:
+
+    step 8 · chunked · 8/12 tokens · 2 running, 1 waiting · 6/8 blocks held
+    batch ABBBBBBB····                  a cell a token of the step's budget
+    3 rows   0                          a cell a step
+    A one    ▇•••••••••
+    B two     ··█▆•✗··▅
+    C three         ···
+    pool   A  A  A  B  B  AB  ○  ·      a tile a block
+    A decode   the end of its text so far
+    what happened in the step
+    what the glyphs mean
 """
 
 from __future__ import annotations
@@ -66,9 +69,9 @@ def _header(timeline: Timeline, width: int, look: Look) -> Text:
     items = [
         f"step {record.step}",
         shown(facts.policy),
-        f"{record.num_tokens} of {facts.max_batch_tokens} tokens",
+        f"{record.num_tokens}/{facts.max_batch_tokens} tokens",
         f"{len(record.running)} running, {record.num_waiting} waiting",
-        f"{pool.num_held} of {pool.num_blocks} blocks held",
+        f"{pool.num_held}/{pool.num_blocks} blocks held",
         f"{sum(record.milliseconds.values()):.1f} ms",
         shown(facts.model),
     ]
@@ -113,11 +116,11 @@ def _grid(timeline: Timeline, rows: Sequence[Row], width: int, look: Look) -> li
     names = max((min(cell_len(shown(row.name)), max(4, width // 8)) for row in rows), default=0)
     progress = [f"{row.num_answered}/{row.max_tokens if row.max_tokens is not None else '?'}" for row in rows]
     digits = max(map(len, progress), default=0)
-    label = 2 + names + 1 + digits + 1
+    label = max(2 + names + 1 + digits + 1, 8)
     columns = max(1, min(width - label, HISTORY))
     steps = range(max(timeline.first, step - columns + 1), step + 1)
     count = len(timeline.rows)
-    rows_said = f"{count} rows" if len(rows) == count else f"{len(rows)} of {count} rows"
+    rows_said = f"{count} row{'s' * (count != 1)}" if len(rows) == count else f"{len(rows)} of {count}"
     lines = [Text(head(rows_said, label - 1).ljust(label) + _ruler(steps, columns), QUIET)]
     for row, said in zip(rows, progress, strict=True):
         name = head(shown(row.name), names)

@@ -46,6 +46,7 @@ class Keyboard:
 
     def read(self, timeout: float | None = None) -> str | None:
         """The next key, as one character; None if none came within `timeout` seconds; "" if the terminal is gone."""
+        tty.setcbreak(self._descriptor, termios.TCSANOW)  # again, for a job that was stopped in between and goes on
         ready, _, _ = select.select([self._descriptor], [], [], timeout)
         if not ready:
             return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from string import ascii_letters
@@ -127,12 +126,6 @@ class Timeline:
             self._row(preemption.request_id, preemption.completion).put(record.step, Cell(State.PREEMPTED))
         for finish in record.finished:
             self._finish(self._row(finish.request_id, finish.completion), finish.reason)
-
-    def replay(self, records: Iterable[StepRecord]) -> Timeline:
-        """Take in many steps; returns itself."""
-        for record in records:
-            self.push(record)
-        return self
 
     def owners(self) -> dict[int, list[Row]]:
         """For each block that is held in the newest step: the sequences whose tables name it, first admitted first."""
