@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 from pathlib import Path
+from random import Random
 
 import pytest
 from builders import random_llama, write_gguf
@@ -28,9 +29,9 @@ from minillm.plan import Sampled
 from minillm.scheduler import POLICIES
 from minillm.sequence import Sequence
 from minillm.trace import STAGES, Arrival, Finish, RunFacts, SampledToken, Trace, sequence_name
-from minillm.view import ConsoleView, Timeline, plain_line
+from minillm.view import Cell, ConsoleView, State, Timeline, plain_line
 from minillm.view.frame import LABEL, TILE, frame
-from minillm.view.look import ASCII, UNICODE
+from minillm.view.look import ASCII, COLOURS, UNICODE
 from minillm.view.plain import plain_header
 from minillm.view.shown import fold, head, shown, tail
 
@@ -49,22 +50,22 @@ def runs(draw):
     requests = []
     for number in range(draw(st.integers(1, 7))):
         prompt = [0] * draw(st.integers(0, 9)) + [number + 1] * draw(st.integers(1, 9))
-        more = {"max_tokens": draw(st.integers(1, 8)), "num_forks": draw(st.sampled_from([1, 1, 1, 2, 3]))}
+        more = {"max_tokens": draw(st.integers(1, 30)), "num_forks": draw(st.sampled_from([1, 1, 1, 2, 3]))}
         requests.append((draw(st.integers(0, 10)), Sequence.of(f"r{number}", prompt, **more)))
     needed = max(-(-sequence.most_positions // size) for _, sequence in requests)
     config = EngineConfig(
-        policy=draw(st.sampled_from(POLICIES)), block_size=size, num_blocks=needed + draw(st.integers(0, 12)),
+        policy=draw(st.sampled_from(POLICIES)), block_size=size, num_blocks=needed + draw(st.integers(0, 6)),
         max_batch_tokens=budget, max_sequences=draw(st.integers(3, 8)),
     )  # fmt: skip
     scheduler = config.scheduler(BlockAllocator(config.num_blocks, size))
     facts = RunFacts("none", config.policy, "fcfs", size, config.num_blocks, budget, 8, 0.01, True)
-    trace, choose, step = Trace(facts), draw(st.randoms(use_true_random=False)), 0
+    trace, choose, step = Trace(facts), Random(draw(st.integers(0, 2**32))), 0
     while requests or scheduler.has_unfinished:
         arrived = [sequence for at, sequence in requests if at <= step]
         requests = [(at, sequence) for at, sequence in requests if at > step]
         for sequence in arrived:
             scheduler.add(sequence)
-        aborted = choose.choice(scheduler.running) if scheduler.running and choose.random() < 0.03 else None
+        aborted = choose.choice(scheduler.running) if scheduler.running and choose.random() < 0.005 else None
         ended = scheduler.end(aborted.request_id, "abort") if aborted else []
         plan = scheduler.schedule()
         record = record_of(plan, scheduler, step, float(step))
@@ -80,7 +81,7 @@ def runs(draw):
             choices.append([])
             for completion in sequence.completions[: scheduled.num_samples]:
                 chunk.sampled.append(SampledToken(completion, 0, choose.choice(WORDS), None))
-                stops = "length" if last else "stop" if choose.random() < 0.05 else None
+                stops = "length" if last else "stop" if choose.random() < 0.02 else None
                 choices[-1].append(Sampled(choose.randrange(3), stops))
         scheduler.commit(plan, choices)
         record.finished = [
@@ -128,7 +129,7 @@ def grid(lines):
 
 
 @settings(max_examples=60)
-@given(trace=runs(), width=st.integers(60, 250))
+@given(trace=runs(), width=st.integers(40, 250))
 def test_every_cell_says_what_the_record_says(trace, width):
     timeline, history = Timeline(trace.facts), {}
     answered = {}
@@ -156,6 +157,24 @@ def test_every_cell_says_what_the_record_says(trace, width):
             assert len(cells.rstrip()) <= record.step - first + 1
         for number in re.finditer(r"\d+", ruler[7:] if rows else ""):
             assert number.start() + 7 == width - columns + int(number[0]) - first
+
+
+@pytest.mark.parametrize("look", [UNICODE, ASCII])
+def test_states_differ_in_glyph_and_in_colour(look):
+    glyphs = [glyph for state in State for glyph in look.states[state]]
+    assert len(set(glyphs)) == len(glyphs)
+    assert all(cell_len(glyph) == 1 for glyph in [*glyphs, look.cached, look.free, look.more])
+    assert look is UNICODE or "".join(glyphs).isascii()
+    told_apart = [State.PREFILL, State.RECOMPUTE, State.DECODE, State.PREEMPTED, State.FINISHED, State.WAITING]
+    assert len({COLOURS[state] for state in told_apart}) == len(told_apart)
+    for state in State:
+        heights = [look.cell(Cell(state, count), 16) for count in range(17)]
+        assert {style for _, style in heights} == {COLOURS[state]}
+        assert [look.states[state].index(glyph) for glyph, _ in heights] == sorted(
+            look.states[state].index(glyph) for glyph, _ in heights
+        )
+        assert heights[-1][0] == look.states[state][-1]  # the whole budget: the highest
+    assert look.cell(None, 16) == (" ", "")
 
 
 @settings(max_examples=60)
@@ -209,6 +228,13 @@ def test_header_batch_and_pool_are_those_of_the_record(trace, width):
                 assert tile == {"cached": UNICODE.cached, "free": UNICODE.free}[state]
 
 
+def underlined(lines):
+    """What stands out as new."""
+    return [
+        line.plain[span.start : span.end] for line in lines for span in line.spans if "underline" in str(span.style)
+    ]
+
+
 @settings(max_examples=30)
 @given(trace=runs())
 def test_the_answers_grow_as_the_records_say(trace):
@@ -222,6 +248,9 @@ def test_the_answers_grow_as_the_records_say(trace):
                 texts[name] += token.text.replace("\n", "⏎")
         lines = rendered(timeline, 200, 100)
         rows = grid(lines)
+        assert sorted(underlined(frame(timeline, 200, 100))) == sorted(
+            token.text.replace("\n", "⏎") for chunk in record.chunks for token in chunk.sampled if token.text
+        )
         for name, text in texts.items():
             letter = rows[name][0]
             ending = f" {text.rstrip()}"
