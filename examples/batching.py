@@ -141,7 +141,9 @@ def answers(trace: Trace) -> dict[str, list[int]]:
 
 def comparison(traces: list[Trace]) -> Table:
     """A line a policy: times as people feel them, and what they cost."""
-    table = Table(title=f"{len(REQUESTS)} requests, three policies; times in milliseconds", box=box.SIMPLE)
+    table = Table(
+        title=f"{len(REQUESTS)} requests, three policies; times in milliseconds", box=box.SIMPLE, padding=(0, 1, 0, 0)
+    )
     table.add_column("policy", vertical="bottom", no_wrap=True, min_width=max(map(len, POLICIES)))
     for name in COLUMNS:
         table.add_column(name, justify="right", vertical="bottom")
