@@ -1,0 +1,174 @@
+"""Timeline: what became of every sequence in every step. Kept from records alone; all views draw from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from string import ascii_letters
+
+from minillm.trace import PREFILL, Arrival, RunFacts, StepRecord, sequence_name
+from minillm.view.shown import shown
+
+HISTORY = 512  # steps that are remembered; more columns no view has
+KEPT_FINISHED = 64  # rows of finished sequences that are remembered
+LETTERS = ascii_letters.swapcase()  # A to Z, then a to z, then from the beginning
+
+
+class State(StrEnum):
+    """What a step meant to a sequence."""
+
+    WAITING = "waiting"  # in the queue
+    PREFILL = "prefill"  # tokens known before were computed, for the first time
+    RECOMPUTE = "recompute"  # so they were, after a preemption, for another time
+    DECODE = "decode"  # the token chosen last was computed, and a further one chosen
+    HELD_UP = "held up"  # it holds blocks, but the step went to others
+    PREEMPTED = "preempted"  # it lost its blocks and went back into the queue
+    FINISHED = "finished"  # its answer ended with this step
+    ENDED = "ended early"  # aborted or failed
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A sequence in a step: what became of it, and how many of its tokens were computed."""
+
+    state: State
+    num_tokens: int = 0
+
+
+@dataclass
+class Row:
+    """A sequence, from its arrival on.
+
+    Attributes
+    ----------
+    name : as the records have it; the request's id, with the completion's number if that is not the first.
+    letter : by which it is known in maps; 52 sequences later another one gets the same.
+    since, until : the first step it was seen in, and the one it ended in.
+    prompt : its prompt, safe to show; empty if the trace does not tell.
+    answer, fresh : its answer so far, safe to show, and how many characters of it the newest step has brought.
+    num_prompt_tokens, num_answered, max_tokens : of the prompt, of the answer so far, and what it may come to.
+    num_computed : positions up to which it has ever been computed.
+    num_recomputed : tokens computed for another time.
+    reason : why it ended, or None.
+    """
+
+    name: str
+    letter: str
+    since: int
+    prompt: str = ""
+    num_prompt_tokens: int = 0
+    max_tokens: int | None = None
+    answer: str = ""
+    fresh: int = 0
+    num_answered: int = 0
+    num_computed: int = 0
+    num_recomputed: int = 0
+    until: int | None = None
+    reason: str | None = None
+    cells: dict[int, Cell] = field(default_factory=dict, repr=False)
+
+    def cell(self, step: int) -> Cell | None:
+        """What became of it in that step; None before it came and after it ended."""
+        if step in self.cells:
+            return self.cells[step]
+        there = self.since <= step and (self.until is None or step < self.until)
+        return Cell(State.WAITING) if there else None  # whoever neither runs nor has ended waits
+
+    def put(self, step: int, cell: Cell) -> None:
+        """Remember it, and forget what is too long ago."""
+        self.cells[step] = cell
+        if len(self.cells) > HISTORY:
+            del self.cells[next(iter(self.cells))]
+
+
+class Timeline:
+    """All sequences of a run, in the order they came in.
+
+    Attributes
+    ----------
+    facts : RunFacts of the run.
+    rows : of the unfinished sequences and of those that finished last, by name.
+    record : the newest StepRecord, or None.
+    first : the first step that was seen.
+    """
+
+    def __init__(self, facts: RunFacts):
+        self.facts = facts
+        self.rows: dict[str, Row] = {}
+        self.record: StepRecord | None = None
+        self.first = 0
+        self._num_rows = 0
+        self._fresh: list[Row] = []
+        self._finished: list[Row] = []
+
+    def push(self, record: StepRecord) -> None:
+        """Take in the next step."""
+        if self.record is None:
+            self.first = record.step
+        self.record = record
+        for row in self._fresh:
+            row.fresh = 0
+        self._fresh = []
+        for arrival in record.arrived:
+            self._arrive(arrival, record.step)
+        for sequence in record.running:
+            self._row(sequence.request_id, sequence.completion).put(record.step, Cell(State.HELD_UP))
+        for chunk in record.chunks:
+            row = self._row(chunk.request_id, chunk.completion)
+            repeated = max(0, min(row.num_computed, chunk.start + chunk.num_tokens) - chunk.start)
+            row.num_recomputed += repeated
+            row.num_computed = max(row.num_computed, chunk.start + chunk.num_tokens)
+            state = State.DECODE if chunk.phase != PREFILL else State.RECOMPUTE if repeated else State.PREFILL
+            row.put(record.step, Cell(state, chunk.num_tokens))
+            for token in chunk.sampled:
+                self._grow(self._row(chunk.request_id, token.completion), token.text, row)
+        for preemption in record.preempted:
+            self._row(preemption.request_id, preemption.completion).put(record.step, Cell(State.PREEMPTED))
+        for finish in record.finished:
+            self._finish(self._row(finish.request_id, finish.completion), finish.reason)
+
+    def owners(self) -> dict[int, list[Row]]:
+        """For each block that is held in the newest step: the sequences whose tables name it, first admitted first."""
+        owners: dict[int, list[Row]] = {}
+        for sequence in self.record.running if self.record else []:
+            row = self.rows.get(sequence_name(sequence.request_id, sequence.completion))
+            for block in sequence.block_table if row else []:
+                owners.setdefault(block, []).append(row)
+        return owners
+
+    def _arrive(self, arrival: Arrival, step: int) -> None:
+        row = self._row(arrival.request_id, 0)
+        row.prompt, row.num_prompt_tokens = shown(arrival.prompt or ""), arrival.num_prompt_tokens
+        row.max_tokens = arrival.max_tokens
+
+    def _row(self, request_id: str, completion: int) -> Row:
+        """The unfinished row of that name, or a new one: an arrival, a completion that parts, a trace cut in front."""
+        name = sequence_name(request_id, completion)
+        if name not in self.rows or self.rows[name].reason is not None:
+            self.rows.pop(name, None)  # an id may be used again; its new bearer comes last
+            letter = LETTERS[self._num_rows % len(LETTERS)]
+            self.rows[name] = Row(name, letter, self.record.step)
+            self._num_rows += 1
+        return self.rows[name]
+
+    def _grow(self, row: Row, text: str, parent: Row) -> None:
+        if row is not parent and not row.num_answered:  # it has parted from its request's first completion just now
+            row.prompt, row.num_prompt_tokens = parent.prompt, parent.num_prompt_tokens
+            row.max_tokens, row.num_computed = parent.max_tokens, parent.num_computed
+            row.since = self.record.step + 1
+        text = shown(text)
+        row.answer += text
+        row.fresh += len(text)
+        row.num_answered += 1
+        self._fresh.append(row)
+
+    def _finish(self, row: Row, reason: str) -> None:
+        self._finished.append(row)
+        row.until, row.reason = self.record.step, reason
+        state = State.FINISHED if reason in ("stop", "length") else State.ENDED
+        computed = row.cells.get(self.record.step)
+        row.put(self.record.step, Cell(state, computed.num_tokens if computed else 0))
+        if len(self._finished) > KEPT_FINISHED:
+            oldest = self._finished.pop(0)
+            if self.rows.get(oldest.name) is oldest:
+                del self.rows[oldest.name]
