@@ -61,6 +61,7 @@ EXTRAS = {
     "minillm.bench.engines.transformers": {"torch", "transformers"},
     "minillm.bench.plot": {"matplotlib"},
 }
+COMES_WITH_NUMBA = {"minillm.ops.jit.prefetching": {"llvmlite"}}
 
 
 def room_of(module):
@@ -92,7 +93,7 @@ def test_a_room_uses_only_rooms_below_it(module):
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_only_core_dependencies_are_imported(module):
     outside = {name.split(".")[0] for name in imports(MODULES[module])} - sys.stdlib_module_names - {"minillm"}
-    assert outside <= CORE | EXTRAS.get(module, set())
+    assert outside <= CORE | EXTRAS.get(module, set()) | COMES_WITH_NUMBA.get(module, set())
     if room_of(module) in INTEGERS_ONLY:
         assert not outside
         assert "time" not in set(imports(MODULES[module]))
