@@ -86,9 +86,21 @@ def _attend_slab(queries, key_blocks, value_blocks, layer, positions, starts, ow
     weighted = np.empty((tokens, num_heads, splits, head_dim), np.float32)
     carried = largest, total, weighted
     if tokens == 1 and positions[0] < 32:  # not worth waking a thread for
+        first = np.int64(0)  # of the type that a loop counts in, so that it need not be compiled for another
         for g in range(value_blocks.shape[2]):
             _attend_split(
-                0, g, 0, queries, key_blocks, value_blocks, layer, positions, starts, owners, block_tables, carried
+                first,
+                g,
+                first,
+                queries,
+                key_blocks,
+                value_blocks,
+                layer,
+                positions,
+                starts,
+                owners,
+                block_tables,
+                carried,
             )
     else:
         _attend_splits(queries, key_blocks, value_blocks, layer, positions, starts, owners, block_tables, carried)

@@ -111,8 +111,9 @@ def _layers(
     q_size, k_size = qkv_sizes
     k_start = _whole_tiles(q_size)
     v_start, up_start = k_start + _whole_tiles(k_size), _whole_tiles(gate_size)
+    no_bias = np.empty(0, np.float32)  # of a bias's type, where the constant NO_BIAS would be compiled for anew
     for index in range(count):
-        product = multiply(rms_norm(x, attention_norms[index], eps), _of_layer(qkv, index, count), NO_BIAS)
+        product = multiply(rms_norm(x, attention_norms[index], eps), _of_layer(qkv, index, count), no_bias)
         _add_bias(product, 0, qkv_biases[0][index])
         _add_bias(product, k_start, qkv_biases[1][index])
         _add_bias(product, v_start, qkv_biases[2][index])
@@ -124,7 +125,7 @@ def _layers(
         gathered = attend(q, key_blocks, value_blocks, index, positions, query_starts, block_tables)
         gathered = gathered.reshape(len(x), q_size)
         x = x + multiply(gathered, _of_layer(output, index, count), output_biases[index])
-        product = multiply(rms_norm(x, mlp_norms[index], eps), _of_layer(gate_up, index, count), NO_BIAS)
+        product = multiply(rms_norm(x, mlp_norms[index], eps), _of_layer(gate_up, index, count), no_bias)
         _add_bias(product, 0, gate_up_biases[0][index])
         _add_bias(product, up_start, gate_up_biases[1][index])
         gated = swiglu_joined(product, up_start, gate_size)
