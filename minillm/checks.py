@@ -40,3 +40,16 @@ def check_number(
     if not math.isfinite(number) or not low <= number <= high or number == excluded:
         raise RequestError(f"{name} is {value!r:.40}; it must be a finite number, {wanted}")
     return number
+
+
+def check_flag(name: str, value: object) -> bool:
+    """`value`, if it is True or False.
+
+    Raises
+    ------
+    RequestError
+        It is something else, be it 0 or 1.
+    """
+    if not isinstance(value, bool):
+        raise RequestError(f"{name} is {value!r}; it must be True or False")
+    return value

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from minillm.checks import check_integer, check_number
+from minillm.checks import check_flag, check_integer, check_number
 from minillm.errors import NumericError, RequestError
 
 NEAR = (4, 6, 8, 10, 12, 16)  # how far below the best score top-p looks for what it keeps, before it sorts all
@@ -80,6 +80,10 @@ class SamplingParams:
                 for token_id in _items("stop_token_ids", self.stop_token_ids)
             ),
             "n": check_integer("n", self.n, 1),
+            **{
+                name: check_flag(name, getattr(self, name))
+                for name in ("ignore_eos", "logprobs", "skip_special_tokens")
+            },
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)  # how a frozen dataclass tidies its own fields

@@ -133,7 +133,7 @@ class Scheduler:
         RequestError
             No request of this id is unfinished.
         """
-        if request_id not in self._requests:
+        if not isinstance(request_id, str) or request_id not in self._requests:
             raise RequestError(f"no request {request_id!r} is under way: it has finished, or there never was one")
         return [self._finish(sequence, reason) for sequence in list(self._requests[request_id])]
 

@@ -5,6 +5,8 @@ MINILLM_EXAMPLES=5000 looks at more of the examples than the few hundred of a us
 
 import os
 import random
+import signal
+import sys
 import threading
 from collections import defaultdict
 
@@ -443,3 +445,50 @@ def test_completions_draw_from_streams_of_their_own():
     assert len(seeds) == 9
     assert max(seeds) < 2**128  # what Philox takes
     assert stream_seed(5, 0) == 5
+
+
+def test_ctrl_c_waits_for_the_step_to_end(models):
+    """Pressed at any point of a step, it is raised after it, and the next answers have the bits of being alone."""
+    params, prompt = SamplingParams(max_tokens=6, temperature=0, seed=0, logprobs=True, ignore_eos=True), [3, 4, 5]
+    expected = models[0].alone(prompt, params)
+    for at in range(0, 2000, 37):
+        engine, answers, left = models[0].engine(EngineConfig(num_blocks=4, block_size=4)), Answers(), [at]
+        engine.listeners.append(answers.push)
+
+        def press(frame, event, argument, left=left):
+            left[0] -= 1
+            if left[0] == 0:
+                signal.raise_signal(signal.SIGINT)
+
+        engine.add_request(prompt, params, request_id="0")
+        interrupted = 0
+        while engine.has_unfinished:
+            sys.setprofile(press)
+            try:
+                engine.step()
+            except KeyboardInterrupt:
+                interrupted += 1
+            finally:
+                sys.setprofile(None)
+        assert interrupted == (left[0] <= 0 < at)
+        assert answers.of("0", 0) == expected
+        assert engine.kv_cache.blocks.num_held == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"params": 3}, "params are int"),
+        ({"request_id": 3}, "request_id is 3; it must be a string"),
+        ({"text": 3}, "text is 3; it must be a string"),
+        ({"priority": "high"}, "priority is 'high'"),
+    ],
+)
+def test_arguments_of_another_type_are_refused_and_leave_nothing_behind(models, arguments, message):
+    engine = models[0].engine(EngineConfig(num_blocks=40, block_size=4))
+    with pytest.raises(RequestError, match=message):
+        engine.add_request([3], **{"params": SamplingParams(max_tokens=1)} | arguments)
+    with pytest.raises(RequestError, match=r"no request .3. is under way"):
+        engine.abort([3])
+    assert not engine.has_unfinished
+    assert engine.step().arrived == []

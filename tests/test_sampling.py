@@ -251,3 +251,10 @@ def test_parameters_at_the_edges_are_fine():
     SamplingParams(temperature=0, top_p=1e-9, min_p=1, top_k=10**9, repetition_penalty=1e-3, seed=2**64 - 1)
     SamplingParams(top_k=np.int64(3), temperature=np.float32(0.5), stop="x")
     assert repr(SamplingParams(temperature=0.0, stop="a")) == "SamplingParams(temperature=0.0, stop=('a',))"
+
+
+@pytest.mark.parametrize("name", ["ignore_eos", "logprobs", "skip_special_tokens"])
+@pytest.mark.parametrize("value", [1, None, "yes", np.array([1, 2])])
+def test_flags_are_true_or_false(name, value):
+    with pytest.raises(RequestError, match=f"{name} is .*; it must be True or False"):
+        SamplingParams(**{name: value})

@@ -7,6 +7,7 @@ thread that called, so a breakpoint in any of them shows everything.
 from __future__ import annotations
 
 import secrets
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
@@ -104,6 +105,13 @@ class Engine:
         Exception
             Whatever the forward pass raised. The requests of this step then start over with the next one.
         """
+        with interrupts_deferred():
+            record = self._step()
+            for listener in self.listeners:
+                listener(record)
+        return record
+
+    def _step(self) -> StepRecord:
         with self._alone():
             watch = Stopwatch(self.clock)
             time = self.clock()
@@ -123,8 +131,6 @@ class Engine:
                 raise
             watch.lap("commit")
             self._complete(record, watch)
-        for listener in self.listeners:
-            listener(record)
         return record
 
     def _batch(self, plan: StepPlan) -> Batch | None:
@@ -199,6 +205,8 @@ class Engine:
             The prompt is empty, holds other than token ids of the model, or leaves no room for `max_tokens` in the
             context or in the whole pool; or a parameter asks for what is not there.
         """
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"params are {type(params).__name__}; they must be SamplingParams")
         token_ids = check_token_ids(prompt, self.transformer.config.vocab_size)
         needed = len(token_ids) + params.max_tokens
         if needed > self.context_length:
@@ -241,17 +249,19 @@ class Engine:
             Another thread is inside a call.
         """
         with self._alone():
-            params = params or SamplingParams()
+            params = SamplingParams() if params is None else params
             token_ids = self.check(prompt, params)
             if request_id is None:
                 request_id = self._next_id()
+            for name, value in ("request_id", request_id), ("text", text):
+                if not isinstance(value, str | None):
+                    raise RequestError(f"{name} is {value!r}; it must be a string")
             priority = check_integer("priority", priority, -(2**31), 2**31)
             sequence = Sequence.of(request_id, token_ids, params.max_tokens, num_forks=params.n, priority=priority)
-            self.scheduler.add(sequence)
             seed = secrets.randbits(64) if params.seed is None else params.seed
-            self._requests[request_id] = _Request(
-                params, seed, [Answer(self.tokenizer, params) for _ in range(params.n)]
-            )
+            request = _Request(params, seed, [Answer(self.tokenizer, params) for _ in range(params.n)])
+            self.scheduler.add(sequence)
+            self._requests[request_id] = request
             self._between.arrived.append(
                 Arrival(
                     request_id,
@@ -320,17 +330,38 @@ class Engine:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        if not self._lock.acquire(blocking=False):
-            raise BusyError(
-                "the engine is inside another call: use it from one thread at a time, and not from inside a step"
-            )
-        try:
-            yield
-        finally:
-            self._lock.release()
+        with interrupts_deferred():
+            if not self._lock.acquire(blocking=False):
+                raise BusyError(
+                    "the engine is inside another call: use it from one thread at a time, and not from inside a step"
+                )
+            try:
+                yield
+            finally:
+                self._lock.release()
 
     def __repr__(self):
         return f"Engine({self.transformer!r}, {self.scheduler!r})"
+
+
+@contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """Let Ctrl-C wait until the `with` block is over: scheduler, allocator and answers change together or not at all.
+
+    Where Ctrl-C is handled in Python, as it is unless somebody changed that, and in the main thread, which gets it.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    pressed = []
+    signal.signal(signal.SIGINT, lambda *event: pressed.append(event))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if pressed:
+            handler(*pressed[0])
 
 
 def stream_seed(seed: int, completion: int) -> int:
