@@ -85,8 +85,8 @@ for T in (1, 2, 4, 16, 64, 512):
 #
 # {{ source: minillm.bench.engines.machine.read_all }}
 #
-# And how many operations a second? The best that anyone's code does with large matrices: NumPy's BLAS. Each is measured
-# in a process of its own, because the threads of one would disturb the other:
+# And how many operations a second? As many as tuned code does with large matrices: NumPy's BLAS. Each is measured in a
+# process of its own, because the threads of one would disturb the other:
 
 # %% tags=["timing"]
 from minillm.bench.machine import describe_machine, measure_machine, usable_cores
@@ -108,8 +108,10 @@ for name, size in formats.items():
 # {{ source: minillm.bench.limits.Roofline.attainable }}
 #
 # Drawn over intensity it is a slope and a flat roof; the corner between them, the *ridge point*, lies at the number of
-# operations above. No program can be above the line. (A measurement can come out so, where others were using the
-# machine when the line was measured.) How close to it are we? First a single product, of 134 MB of float32:
+# operations above. The line is what was measured, no law of nature: a point can come out above it, where others were
+# using the machine when the line was measured, or where the BLAS has no code for the processor's widest vectors. (The
+# one of this page had none; lesson 6 says what that costs.) How close are we? First a single product, of 134 MB of
+# float32:
 
 
 # %% tags=["timing"]
@@ -224,8 +226,8 @@ for name, (peak, bandwidth) in accelerators.items():
 # ## A prediction
 #
 # If decode waits for bytes, its speed can be known without running it: bytes to read, over bytes a second. The bytes
-# are the weights, and the keys and values of all tokens so far. In memory minillm holds the weights in a
-# larger form than the file does, which is quicker to read; lesson 6 weighs that choice.
+# are the weights, and the keys and values of all tokens so far. In memory minillm lays the weights out anew, in about
+# as many bytes as the file has; lesson 6 shows how.
 
 # %% tags=["timing"]
 print(f"weights in memory: {weight_bytes / 1e6:.0f} MB")
@@ -237,8 +239,10 @@ for context in (64, 1024, 4096):
 
 # %% [markdown]
 # The limit falls as the text grows, though the model stays the same: its memory of the text must be read as well, for
-# every token. How close the last column comes is a question of kernels, and of everything between them; that a program
-# in plain Python loops is in sight of the limit at all is the subject of lesson 6.
+# every token. How close the last column comes is a question of kernels, and of everything between them: merely to call
+# a compiled function for each layer, with all its arrays, once took a tenth of a step, so now a single call [passes
+# through all layers](../../minillm/ops/jit/layers.py). That a program in plain Python loops is in sight of the limit at
+# all is the subject of lesson 6.
 #
 # ## Moving to the right
 #
@@ -261,8 +265,8 @@ print(f"attention alone: {looking.intensity} operations a byte, for any number o
 # Look at the columns. With short texts, intensity grows with the number of sequences, as it did for prefill. With long
 # texts it hardly moves. Weights are shared, but *keys and values are each sequence's own*: a key that was read is used
 # by the queries of one token, and batching adds no one who could use it, too. Attention in decode waits for memory,
-# whatever you do; only query heads that share keys (three, here) and fewer bits help. So batching makes decode cheap
-# until the cache, and not the weights, is most of what is read.
+# whatever you do; only query heads that share keys (three, here) and fewer bits help (`kv_dtype="float16"` doubles the
+# last line). So batching makes decode cheap until the cache, and not the weights, is most of what is read.
 
 # %%
 for context in (64, 1024, 8192):

@@ -19,6 +19,7 @@ from minillm import LLM
 from minillm.bench.engines.machine import read_all
 from minillm.checkpoints import open_checkpoint
 from minillm.ops.jit.compiling import OPTIONS
+from minillm.ops.jit.rows import aligned, multiply_add
 from minillm.ops.jit.tiles import tile_rows
 from minillm.quantization import quantize
 
@@ -39,9 +40,8 @@ except ImportError:
 # %% [markdown]
 # ## The mark to reach
 #
-# How fast can memory be read? We let all cores read 268 MB, as in lesson 5. That reading also goes before every
-# measurement below, so that nothing of a matrix is left in a cache: in decode, all other matrices are read between two
-# uses of one.
+# How fast can memory be read? We let all cores read 268 MB, as in lesson 5, and again before every measurement below:
+# in decode, all other matrices are read between two uses of one, and nothing of it is left in a cache.
 
 # %% tags=["timing"]
 cores = numba.get_num_threads()
@@ -76,8 +76,8 @@ print(f"memory can be read at {bandwidth / 1e9:.1f} GB/s")
 measure("NumPy: W @ x", W.nbytes, lambda: W @ x)
 
 # %% [markdown]
-# NumPy hands the product to a BLAS, a library that experts have tuned for decades, which leaves little to gain. But it
-# takes no 8-bit weights. For a quarter of the bytes, we must write the loop ourselves.
+# NumPy hands the product to a BLAS, tuned by experts for decades, which leaves little to gain. But it takes no 8-bit
+# weights. For a quarter of the bytes, we must write the loop ourselves.
 #
 # ## The loop
 #
@@ -85,7 +85,6 @@ measure("NumPy: W @ x", W.nbytes, lambda: W @ x)
 # options of minillm's own kernels; `prange` shares the outputs among the cores.
 
 # %% tags=["timing"]
-print("fastmath:", sorted(OPTIONS["fastmath"]))
 in_order = OPTIONS | {"cache": False, "parallel": True}
 
 
@@ -98,15 +97,14 @@ def dot_products(W, x, y):
 
 
 plain = njit(**in_order)(dot_products)
-y_plain, y_reordered, y, y_unrolled = np.empty((4, outputs), np.float32)
+y_plain, y_reordered, y = np.empty((3, outputs), np.float32)
 measure("a loop", W.nbytes, lambda: plain(W, x, y_plain))
 
 # %% [markdown]
 # Compiled, but nowhere near. The loop is a chain: each addition needs the total from the one before. A fused
 # multiply-add takes some four cycles until its result can be used, and a core could start two of them, each on 8 or 16
-# numbers, in *every* cycle. Several totals at once would keep it busy, to be summed up at the end. The compiler may not
-# do that: floating-point addition rounds, so `(a + b) + c` need not be `a + (b + c)`, and it must keep the order that
-# we wrote.
+# numbers, in *every* cycle. Several totals at once would keep it busy, but the compiler may not make them: addition
+# rounds, so `(a + b) + c` need not be `a + (b + c)`, and it must keep the order that we wrote.
 #
 # ## Permission to reorder
 #
@@ -137,20 +135,9 @@ print(f"outputs changed by BLAS, of {outputs:,}, with 2, 4, 16 and 64 rows toget
 print(*(changed(lambda rows: rows @ W.T, T) for T in (2, 4, 16, 64)))
 
 # %% [markdown]
-# The rows have nothing to do with each other. Still, what the first one gets depends on who is beside it: in a server,
-# on the other users. The differences are tiny, but once two tokens are nearly equal in score, a tiny difference picks
-# another word, and from there on another text. minillm's product, for the same matrix:
-
-# %%
-tiled, alone = as_matrix(W), linear(X[:1], as_matrix(W))
-print(f"outputs changed, of {outputs:,}, with 1, 2, 5 and 64 rows together:")
-for threads in (1, None):
-    llm.ops.set_num_threads(threads)
-    counts = [np.count_nonzero(linear(X[:T], tiled)[0] != alone[0]) for T in (1, 2, 5, 64)]
-    print(f"{threads or 'all':>3} threads", *counts)
-
-# %% [markdown]
-# None, and at full speed. What does it do differently?
+# What the first row gets depends on who is beside it: in a server, on the other users. The differences are tiny, but
+# once two tokens are nearly equal in score, a tiny difference picks another word, and from there on another text.
+# minillm's product changes none, as we check at the end, and at full speed. What does it do differently?
 #
 # ## Lanes are outputs
 #
@@ -187,39 +174,47 @@ print("outputs with other bits than the plain loop's:", np.count_nonzero(y != y_
 measure("lanes are outputs", tiles.nbytes, lambda: lanes(tiles, x, y))
 
 # %% [markdown]
-# The memory's speed, and not one bit changed: each output is still the chain that the first loop computed. There are
-# now 64 such chains under way, in four registers of 16 numbers or eight of 8, and while one waits for its adder the
-# others proceed.
+# Near the memory's speed, and not one bit changed: each output is still the chain that the first loop computed. Now 64
+# chains are under way, in four registers of 16 numbers or eight of 8: while one waits for its adder, others proceed.
 #
 # ## Keep the totals where they are
 #
 # For each `k` the loop loads 64 weights and 64 totals, multiplies, adds, and *stores the totals*, only to load them
 # again for the next `k`. If it takes four inputs at a time, the totals stay in registers for four additions (minillm
-# takes eight):
+# takes eight). We compile that twice; the two differ in nothing but the type of their indices:
 
 
 # %% tags=["timing"]
-@njit(**in_order)
-def unrolled(tiles, x, y):
-    for tile in prange(len(tiles)):
-        totals = np.zeros(64, np.float32)
-        for k in range(0, len(x), 4):
-            for lane in range(64):
-                total = totals[lane]
-                total += x[k] * tiles[tile, k, lane]
-                total += x[k + 1] * tiles[tile, k + 1, lane]
-                total += x[k + 2] * tiles[tile, k + 2, lane]
-                total += x[k + 3] * tiles[tile, k + 3, lane]
-                totals[lane] = total
-        y[64 * tile : 64 * tile + 64] = totals
+def four_inputs(integer):
+    one, two, three = integer(1), integer(2), integer(3)
+
+    @njit(**in_order)
+    def product(tiles, x, y):
+        for tile in prange(len(tiles)):
+            totals = np.zeros(64, np.float32)
+            for first in range(0, len(x), 4):
+                k = integer(first)
+                for lane in range(64):
+                    total = totals[lane]
+                    total += x[k] * tiles[tile, k, lane]
+                    total += x[k + one] * tiles[tile, k + one, lane]
+                    total += x[k + two] * tiles[tile, k + two, lane]
+                    total += x[k + three] * tiles[tile, k + three, lane]
+                    totals[lane] = total
+            y[64 * tile : 64 * tile + 64] = totals
+
+    return product
 
 
-measure("four inputs a turn", tiles.nbytes, lambda: unrolled(tiles, x, y_unrolled))
-print("outputs with other bits than the plain loop's:", np.count_nonzero(y_unrolled != y_plain))
+for name, integer in (("four inputs a turn", np.int64), ("unsigned indices", np.uint64)):
+    product = four_inputs(integer)
+    measure(name, tiles.nbytes, lambda product=product: product(tiles, x, y))
+    print("outputs with other bits than the plain loop's:", np.count_nonzero(y != y_plain))
 
 # %% [markdown]
-# No gain here, and on some machines a loss: this loop waits for memory anyway. It pays where there are fewer bytes, and
-# more to do with each.
+# The first gains nothing. In Python, and so in Numba, `x[-1]` is the last element: an index that could be negative is
+# tested, and more tests ask whether the totals overlap what they are computed from, all for a turn of a few vectors.
+# An unsigned index spares the first kind and shortens the second. The gain will count for more with fewer bytes.
 #
 # ## A quarter of the bytes
 #
@@ -229,53 +224,40 @@ print("outputs with other bits than the plain loop's:", np.count_nonzero(y_unrol
 #
 # {{ source: minillm.quantization.round_blocks }}
 
-# %% tags=["timing"]
+# %%
 eight, four = quantize(W, 8), quantize(W, 4)
-print(eight)
-codes, scales = tile_rows(eight.codes.reshape(W.shape), 32), tile_rows(eight.scales, 1)[:, :, 0]
-
-
-@njit(**in_order)
-def eight_bits(codes, scales, x, y):
-    for tile in prange(len(codes)):
-        totals = np.zeros(64, np.float32)
-        for block in range(codes.shape[1]):
-            for k in range(32):
-                for lane in range(64):
-                    totals[lane] += x[32 * block + k] * (codes[tile, block, k, lane] * scales[tile, block, lane])
-        y[64 * tile : 64 * tile + 64] = totals
-
-
-measure("8 bits", codes.nbytes + scales.nbytes, lambda: eight_bits(codes, scales, x, y))
+print(eight, four, sep="\n")
 
 # %% [markdown]
-# Two things can be had for less. The scale can wait until the block's 32 inputs are summed up. And each code has to
-# become a float: instead of the processor's instruction for that, a bitwise "or" and a subtraction will do. Put the
-# integer into the lowest bits of the float 2²³, take 2²³ off again:
+# A kernel that reads them need not multiply each weight by its scale: the scale waits until the block's 32 inputs are
+# summed up. And to make a code a float, a bitwise "or" and a subtraction will do, in place of the processor's slower
+# instruction. Put the integer into the lowest bits of 2²³, take 2²³ off again:
 
 # %%
 integers = np.arange(256, dtype=np.uint32)
-floats = (np.uint32(0x4B000000) | integers).view(np.float32)
-print(f"0x4B000000 is {floats[0]:.0f}, or 2**23; the next float is {np.spacing(floats[0])} away")
-print(
-    [(i, float(floats[i])) for i in (0, 1, 200)],
-    "exact for all 256:",
-    np.array_equal(floats - np.float32(2**23), integers),
-)
+for place in (0, 8):
+    power = np.float32(2.0 ** (23 - place))
+    floats = (power.view(np.uint32) | integers << np.uint32(place)).view(np.float32)
+    print(f"2**{23 - place} is {power:.0f}, or 0x{power.view(np.uint32):X}; 200 at bit {place} makes it", end=" ")
+    print(f"{floats[200]:.0f}; exact for all 256: {np.array_equal(floats - power, integers)}")
 
 # %% [markdown]
 # Why is it exact? A float32 has 23 bits after the leading one. From 2²³ on the lowest counts ones: no fraction is left.
 # So the or *is* the addition 2²³ + i, and the difference, a small integer, needs no rounding. Signed codes are stored
-# with 128 added, and 2²³ + 128 is taken off in place of 2²³. Four bits work the same way, after a shift and a mask:
+# with 128 added, and 2²³ + 128 is taken off in place of 2²³.
+#
+# The second line is for packed codes. To widen a byte to a lane of 32 bits is what a processor with AVX-512 is slowest
+# at. So minillm puts the codes of four neighbouring *inputs* into a word of 32 bits (4-bit codes: of eight). A lane is
+# then as wide as its float from the start, and a word, once loaded, serves four times, or eight. A code further up in
+# its word is masked, but need not be moved: of 2¹⁵, it is bit 8 that counts one. Only what lies beyond the fraction's
+# 23 bits is shifted into their reach:
 #
 # {{ source: minillm.ops.jit.tiles._eight_bits }}
 #
-# {{ source: minillm.ops.jit.tiles._four_bits }}
+# All forms of weights go through this kernel. It asks for weights 4 KB before it gets there, because the processor's
+# own guesses at what comes next end where a page of memory does:
 #
-# Files pack two codes into a byte, and every lane would first have to be widened from 8 bits to 32. In a word of eight
-# codes, a lane is as wide as its float from the start. All forms of weights go through this kernel:
-#
-# {{ source: minillm.ops.jit.products._multiply_one_row }}
+# {{ source: minillm.ops.jit.products._multiply_few_rows }}
 
 # %% tags=["timing"]
 forms = {"float32": as_matrix(W), "8 bits": as_matrix(eight), "4 bits": as_matrix(four)}
@@ -289,21 +271,44 @@ if plt:
         bars = axes.barh(list(steps), [rates[column] for rates in steps.values()], color="#0072B2")
         axes.bar_label(bars, fmt="%.0f", padding=3, fontsize=9)
         axes.set_xlabel(label)
-        axes.spines[["top", "right"]].set_visible(False)
     panels[0].invert_yaxis()
     panels[0].axvline(bandwidth / 1e9, color="#555555", linewidth=1, linestyle=":")
     figure.suptitle("What each step of the kernel reaches (dotted: what can be read)")
 
 # %% [markdown]
 # On the left, the bars get about as long as memory allows. On the right is what a user feels: as many bytes a second
-# hold more and more weights. For 4 bits the left bar may stop short of the line, for each byte now brings two weights,
-# and unpacking and multiplying them is work enough for a few cores.
+# hold more and more weights. Where they stop short of the line, unpacking and multiplying is work enough for the cores.
 #
 # ## Many rows
 #
 # A prompt has many rows, and should use each weight for all of them. The order of each sum is fixed, but not what
-# happens *around* it: widen a block's weights once, keep them in a cache, and take the rows through it four at a time.
-# (Four rows of 64 totals just fit the registers of AVX-512.)
+# happens *around* it: widen a block's weights once, onto a *bench* in the cache, and take the rows through it. Now the
+# cache is the limit: in a cycle, a core can multiply and add two vectors, but read only two and write one. So what was
+# read must serve several times: a weight four rows, a total four inputs.
+#
+# {{ source: minillm.ops.jit.rows.multiply_add }}
+#
+# Here it is on one core, on a bench that starts where a cache line of 64 bytes does, or 16 bytes later, as arrays will
+# if nobody takes care:
+
+
+# %% tags=["timing"]
+@njit(**OPTIONS | {"cache": False})
+def innermost(bench, x, turns):
+    for _ in range(turns):
+        multiply_add(bench, x, 0, 0, bench, 4, 0, 32, bench.shape[1])
+
+
+for width, shift in ((64, 4), (64, 0), (192, 4), (192, 0)):
+    bench = aligned(37, width).reshape(-1)[shift : shift + 36 * width].reshape(36, width)
+    bench[:] = 0
+    seconds = best_seconds(lambda bench=bench: innermost(bench, X, 10_000), repeats=3)
+    print(f"{width:3} lanes, {4 * shift:2} bytes off: {10_000 * 2 * 4 * 32 * width / seconds / 1e9:4.0f} GFLOP/s")
+
+# %% [markdown]
+# A vector that straddles two lines is read twice. (That takes vectors as long as a line, as AVX-512 has; shorter ones
+# feel it less.) And three tiles side by side are better than one: what a turn does besides, getting 16 numbers of `x`
+# ready, serves them all. Around this loop:
 #
 # {{ source: minillm.ops.jit.products._multiply_rows }}
 
@@ -316,19 +321,25 @@ for T in (1, 4, 16, 64, 256):
 print(f"BLAS, float32, the last: {2 * W.size * T / best_seconds(lambda: rows @ W.T, repeats=2) / 1e9:.0f}")
 
 # %% [markdown]
-# And the bits? The one-row kernel and this one share nothing but the order of their sums:
+# (NumPy's BLAS did not know this page's processor, and took code for vectors of 8. With `OPENBLAS_CORETYPE=SkylakeX` in
+# the environment, which means vectors of 16, it did 460.)
+#
+# And the bits? The kernel for few rows and this one share nothing but the order of their sums.
 
 # %%
+print(f"outputs changed, of {outputs:,}, with 1, 2, 5 and 64 rows together")
 for name, matrix in forms.items():
-    counts = [changed(lambda rows, matrix=matrix: linear(rows, matrix), T) for T in (2, 5, 64)]
-    print(f"{name:8} outputs changed, of {outputs:,}, with 2, 5 and 64 rows together:", *counts)
+    alone = linear(X[:1], matrix)[0]
+    for threads in (1, None):
+        llm.ops.set_num_threads(threads)
+        counts = [np.count_nonzero(linear(X[:T], matrix)[0] != alone) for T in (1, 2, 5, 64)]
+        print(f"{name:8} {threads or 'all':>3} threads:", *counts)
 
 # %% [markdown]
 # ## What do fewer bits cost?
 #
-# Rounding weights loses something, whoever does it. Using them can lose more: minillm multiplies the codes with float32
-# inputs, but llama.cpp rounds the *inputs*, too, to 8 bits in blocks of 32, so that it can multiply integers. What does
-# each add, on our random matrix, against float64?
+# Rounding weights loses something, whoever does it. Using them can lose more: llama.cpp rounds the *inputs*, too, to 8
+# bits in blocks of 32, to multiply integers; minillm keeps them in float32. What does each add, against float64?
 
 # %%
 reference = W[:512].astype(np.float64) @ x
@@ -349,29 +360,25 @@ for name, rounded in (("8 bits", eight), ("4 bits", four)):
 # %% [markdown]
 # The first column is the model's affair: 4 bits cost some 16 times as much as 8. The others are the engine's. Inputs
 # of 8 bits cost as much again as weights of 8 bits, in each product of each layer, and more where some inputs are much
-# larger than their neighbours. On our model, float32 inputs give scores within two thousandths of the exact ones, and
-# 8-bit inputs miss the best ones by a few tenths; `minillm bench --peers` measures both. In decode they would gain
-# little: the weights are what is waited for.
-#
-# From a file nothing is lost on the way into the tiles:
+# larger than their neighbours. `minillm bench --peers` measures what becomes of it in our model's scores. In decode
+# they would gain little: the weights are what is waited for. From a file nothing is lost on the way into the tiles:
 
 # %%
 stored = open_checkpoint(llm.path).tensors["layers.0.mlp.down.weight"]
 from_file = stored.read()
-print(stored, from_file, sep="\n")
 in_tiles = as_matrix(from_file)
 print("same numbers, to the bit:", np.array_equal(llm.ops.dequantize(in_tiles), from_file.dequantize()))
 in_file, in_memory = (8 * size / from_file.codes.size for size in (stored.data.nbytes, llm.ops.num_bytes(in_tiles)))
 print(f"bits a weight: {in_file} in the file, {in_memory} in memory")
 
 # %% [markdown]
-# Memory holds a fifth more than the file, because scales and minimums are widened to float32 when they are loaded, and
-# not at each use: a choice of bytes against work.
+# Memory holds what the file does. Scales and minimums stay float16, and are widened at each use: as float32 they would
+# be a fifth more to read. Only where that would lose something, as with the scales of `quantize`, are they float32.
 #
 # ## What production systems do differently
 #
-# - **Pack on the fly.** For each call, a BLAS copies tiles of its matrices into the order its kernel reads; [Goto and
-#   van de Geijn 2008](https://doi.org/10.1145/1356052.1356053) is the classic account.
+# - **Pack on the fly.** A BLAS copies tiles of its matrices, at each call, into the order its kernel reads ([Goto and
+#   van de Geijn 2008](https://doi.org/10.1145/1356052.1356053)).
 # - **Integer dot products.** llama.cpp [rounds activations to 8 bits](https://github.com/ggml-org/llama.cpp/pull/951)
 #   and multiplies with integer instructions, in code written by hand for each type and instruction set.
 # - **Tensor cores.** A GPU multiplies small *matrices* in one instruction, with inputs of 16 bits or fewer and sums of
@@ -382,8 +389,7 @@ print(f"bits a weight: {in_file} in the file, {in_memory} in memory")
 # - **Batch invariance, for a price.** [He et al.
 #   2025](https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/) trace answers that differ at
 #   temperature 0 to just that, and fix one order for every shape, at some cost in speed. vLLM has a
-#   [mode](https://docs.vllm.ai/en/latest/features/batch_invariance/) for it, off by default. On a CPU, with fewer lanes
-#   than outputs, it costs next to nothing.
+#   [mode](https://docs.vllm.ai/en/latest/features/batch_invariance/) for it. With fewer lanes than outputs it is cheap.
 #
 # ## Exercises
 #
