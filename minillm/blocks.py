@@ -183,9 +183,9 @@ class BlockAllocator:
         if parent != ROOT and parent not in self._keys:
             return  # the index was emptied in between: a chain must begin at its beginning
         key = (parent, tuple(token_ids))
-        known = self._index.setdefault(key, block)
+        known = self._index.get(key, block)
         if known == block:
-            self._keys[block] = key
+            self._keys[block], self._index[key] = key, block
         else:
             (block_table[index],) = self.share([known])
             self._give_back(block)

@@ -115,7 +115,9 @@ class LLM:
         if context_length is None:
             context_length = min(self.config.context_length, DEFAULT_CONTEXT_LENGTH)
         self.context_length = check_integer("context_length", context_length, 1, self.config.context_length)
-        config = engine or EngineConfig()
+        config = EngineConfig() if engine is None else engine
+        if not isinstance(config, EngineConfig):
+            raise ValueError(f"engine is {engine!r}; it must be an EngineConfig")
         if block_size is not None:
             config = replace(config, block_size=block_size)
         self._block_size = min(check_integer("block_size", config.block_size, 1), self.context_length)

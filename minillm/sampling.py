@@ -131,7 +131,9 @@ def sample(logits: np.ndarray, params: SamplingParams, seed: int, index: int, co
     """
     logits = np.asarray(logits, np.float64)
     if not math.isfinite(logits.max()):  # NaN is contagious: one among the scores and the maximum is NaN
-        raise NumericError("the model's scores hold NaN or infinity: are its weights damaged?")
+        raise NumericError(
+            "the model's scores hold NaN or infinity: are its weights damaged, or keys and values beyond float16?"
+        )
     scores = penalise_repeats(logits, params.repetition_penalty, context)
     if params.temperature == 0:
         token_id = int(scores.argmax())

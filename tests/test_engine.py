@@ -492,3 +492,18 @@ def test_arguments_of_another_type_are_refused_and_leave_nothing_behind(models, 
         engine.abort([3])
     assert not engine.has_unfinished
     assert engine.step().arrived == []
+
+
+def test_a_listener_that_raises_keeps_the_record_from_nobody(models):
+    engine, seen = models[0].engine(EngineConfig(num_blocks=8, block_size=4)), []
+
+    def refuse(record):
+        raise OSError("the disk is full")
+
+    engine.listeners += [refuse, seen.append]
+    engine.add_request([3], SamplingParams(max_tokens=2, temperature=0, ignore_eos=True))
+    while engine.has_unfinished:
+        with pytest.raises(OSError, match="the disk is full"):
+            engine.step()
+    assert [record.step for record in seen] == [0, 1]
+    assert len(seen[-1].finished) == 1

@@ -249,6 +249,14 @@ def test_write_kv_touches_its_slots_and_nothing_else(ops, seed, tokens, block_si
     assert np.count_nonzero(flat_values.any(axis=(1, 2))) == tokens
 
 
+def test_the_gate_of_a_far_negative_number_is_shut():
+    gate = np.array([[-80, -86.9, -88, -1e5, -1e36, -3e38, 88, 1e36]] * 9, np.float32)
+    up = np.ones_like(gate)
+    for rows in (1, 9):
+        expected = reference.swiglu(gate[:rows], up[:rows])
+        np.testing.assert_allclose(jit.swiglu(gate[:rows], up[:rows]), expected, rtol=1e-6, atol=1e-35)
+
+
 # --- float16 as bits ----------------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minillm.blocks import BlockAllocator
+from minillm.checks import check_flag
 from minillm.scheduler import Scheduler
 
 
@@ -45,5 +46,5 @@ class EngineConfig:
             max_sequences=self.max_sequences,
             admission=self.admission,
             watermark=self.watermark,
-            prefix_caching=self.prefix_caching,
+            prefix_caching=check_flag("prefix_caching", self.prefix_caching),
         )

@@ -103,12 +103,19 @@ class Engine:
         BusyError
             Another thread is inside a call.
         Exception
-            Whatever the forward pass raised. The requests of this step then start over with the next one.
+            Whatever the forward pass raised: the requests of this step then start over with the next one. Or whatever
+            a listener raised, after all have been called: the step then stands.
         """
         with interrupts_deferred():
             record = self._step()
-            for listener in self.listeners:
-                listener(record)
+            failures = []
+            for listener in self.listeners:  # all of them: what one fails to take in, the next may wait for
+                try:
+                    listener(record)
+                except Exception as error:
+                    failures.append(error)
+        if failures:
+            raise failures[0]
         return record
 
     def _step(self) -> StepRecord:

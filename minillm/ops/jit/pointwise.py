@@ -22,7 +22,7 @@ LOG_2_HIGH, LOG_2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 
 @inlined
 def exp(x):
-    """e^x for x <= 0 (below -87: e^-87, about 1e-38). The C library's is no SIMD; this is, and 2.5 times as fast."""
+    """e^x for x <= 0; below -87, where that is 1e-38, 0. The C library's is no SIMD; this is, and 2.5 times as fast."""
     x = max(x, np.float32(-87))
     n = np.floor(x * LOG2_E + np.float32(0.5))
     r = x - n * LOG_2_HIGH
@@ -35,7 +35,7 @@ def exp(x):
     p = p * r + np.float32(5.0000001201e-1)
     p = p * (r * r) + r
     p = p + np.float32(1)
-    return p * np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
+    return np.float32(0) if x <= -87 else p * np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
 
 
 @compiled
