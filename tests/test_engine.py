@@ -194,7 +194,7 @@ def short(**more):
     return SamplingParams(max_tokens=1, temperature=0, seed=0, logprobs=True, **more)
 
 
-@settings(max_examples=int(os.environ.get("MINILLM_EXAMPLES", "400")))
+@settings(max_examples=int(os.environ.get("MINILLM_EXAMPLES", "200")))
 @given(which=st.integers(0, 1), workload=workloads())
 @example(  # aborted before its completions had parted
     which=0,

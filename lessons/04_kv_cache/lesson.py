@@ -268,18 +268,15 @@ print(f"{llm.path.stat().st_size / ours:,.0f} tokens; its context is {config.con
 # Pause at the first number. The text of a token is about four bytes; what the model must remember of it is 46 thousand.
 # Three query heads share each key/value head (*grouped-query attention*, [Ainslie et al.
 # 2023](https://arxiv.org/abs/2305.13245)), or it would be 138 thousand. And half of it need not be kept:
-# `LLM(engine=EngineConfig(kv_dtype="float16"))` rounds keys and values from 24 significant bits to 11 on their way into
-# the cache, and computes with them in float32. How much of it do the nine tokens' scores feel?
+# `EngineConfig(kv_dtype="float16")` has keys and values rounded to 11 bits. How much of it do the scores feel?
 
 # %%
-half = KVCache.contiguous(config, length=9, dtype="float16")
-rounded = forward(nine, 0, half)
+rounded = forward(nine, 0, half := KVCache.contiguous(config, length=9, dtype="float16"))
 print(f"{half.bytes_per_token:,} bytes a token; the best token is the same: {rounded.argmax() == whole.argmax()}")
 print(f"scores from {whole.min():.0f} to {whole.max():.0f} are off by {np.abs(rounded - whole).max():.2f} at most")
 
 # %% [markdown]
-# Little, but not nothing, which is why float32 is the default here. (Either way, a request's bits do not depend on who
-# shares its batch.) The formula for models that made history, with 16-bit numbers, as they are usually served:
+# Little, but not nothing: float32 is the default. The formula for models that made history, in 16 bits, as is usual:
 
 # %%
 models = {  # L, H, G, K: from each paper's table of sizes
