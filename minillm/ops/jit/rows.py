@@ -2,9 +2,9 @@
 
 A processor with SIMD does two multiply-adds of 16 numbers a cycle, but reads only two such vectors and writes one. So
 a number that was read must serve several times: each of the tile's serves four rows, and each of a row's all lanes.
-What the loop works on lies in one array, the *bench*: four rows of sums, and below them the tile. In one array the
-compiler sees cheaply that sums and tile do not overlap, and it starts on a cache line, since a vector that straddles
-two lines is read twice. The two together made prefill 1.5 times as fast.
+For products, what the loop works on lies in one array, the *bench*: four rows of sums, and below them the tile. It
+starts on a cache line, for a vector that straddles two lines is read twice: that made products 1.5 times as fast. (Two
+arrays that both start on one do as well: measured, 315 and 307 GFLOP/s in 8 bits, 302 and 333 in 4.)
 """
 
 from __future__ import annotations
