@@ -316,9 +316,7 @@ class LLM:
 
     def _prepare(self, prompt: Prompt, params: SamplingParams | None) -> tuple[Prompt, list[int], SamplingParams]:
         """A request, once it is sure that it can be served."""
-        if params is not None and not isinstance(params, SamplingParams):
-            raise RequestError(f"params are {type(params).__name__}; they must be SamplingParams")
-        params = params or SamplingParams()
+        params = SamplingParams() if params is None else params
         return prompt, self.engine.check(self.encode(prompt), params), params
 
     def _make_cache(self, num_blocks: int) -> KVCache:

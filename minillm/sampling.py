@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
@@ -88,9 +89,13 @@ class SamplingParams:
         for name, value in checked.items():
             object.__setattr__(self, name, value)  # how a frozen dataclass tidies its own fields
 
+    @property
+    def changed(self) -> dict[str, Any]:
+        """The values that are not the default ones, by name."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+
     def __repr__(self):
-        changed = [f for f in fields(self) if getattr(self, f.name) != f.default]
-        return f"SamplingParams({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in changed)})"
+        return f"SamplingParams({', '.join(f'{name}={value!r}' for name, value in self.changed.items())})"
 
 
 def _items(name: str, values: Iterable) -> Iterable:

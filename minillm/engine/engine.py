@@ -7,7 +7,6 @@ thread that called, so a breakpoint in any of them shows everything.
 from __future__ import annotations
 
 import secrets
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
@@ -20,6 +19,7 @@ import numpy as np
 from minillm.batch import Batch
 from minillm.checks import check_integer
 from minillm.engine.answer import Answer
+from minillm.engine.interrupts import interrupts_deferred
 from minillm.engine.recording import Stopwatch, changed_params, record_of
 from minillm.errors import BusyError, RequestError
 from minillm.kv_cache import KVCache
@@ -349,26 +349,6 @@ class Engine:
 
     def __repr__(self):
         return f"Engine({self.transformer!r}, {self.scheduler!r})"
-
-
-@contextmanager
-def interrupts_deferred() -> Iterator[None]:
-    """Let Ctrl-C wait until the `with` block is over: scheduler, allocator and answers change together or not at all.
-
-    Where Ctrl-C is handled in Python, as it is unless somebody changed that, and in the main thread, which gets it.
-    """
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield
-        return
-    pressed = []
-    signal.signal(signal.SIGINT, lambda *event: pressed.append(event))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        if pressed:
-            handler(*pressed[0])
 
 
 def stream_seed(seed: int, completion: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 from minillm.plan import StepPlan
@@ -81,8 +80,7 @@ def record_of(plan: StepPlan, scheduler: Scheduler, step: int, time: float) -> S
 
 def changed_params(params: SamplingParams) -> dict[str, Any]:
     """The parameters that are not the default ones, as JSON can have them."""
-    changed = {f.name: getattr(params, f.name) for f in fields(params) if getattr(params, f.name) != f.default}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in changed.items()}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in params.changed.items()}
 
 
 def _who(sequence: Sequence) -> tuple[str, int]:

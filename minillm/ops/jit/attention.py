@@ -6,10 +6,10 @@ the sum of the values weighted so. When all splits are done they are put togethe
 largest score of all: the softmax of all keys, though no one ever saw all the scores (online softmax, Milakov &
 Gimelshein 2018; FlashAttention, Dao et al. 2022).
 
-Within a split, 64 neighbouring keys at a time, a *tile*, are brought together out of their blocks and scored at once, a
-SIMD lane each. A tile serves all queries of a prompt's chunk and all query heads of a group before the next is
-brought in. Tiles and splits lie at absolute positions, so how a prompt was chunked, or who else is in the batch,
-changes nothing.
+Within a split, a block's keys are scored at once, a SIMD lane each, straight from where they lie; then its values are
+summed. They serve all queries of a prompt's chunk and all query heads of a group, four rows at a time, before the next
+block is read. Splits lie at absolute positions, and the order of every sum is of positions alone, so how a prompt was
+chunked, how long blocks are, or who else is in the batch, changes nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from minillm.ops.jit.rows import ROWS, aligned, multiply_add, whole_rows
 from minillm.ops.jit.tiles import LANES
 
 SPLIT = 256  # keys that one thread takes; a multiple of LANES
-QUERIES = 8  # tokens of a sequence that use a tile of keys before the next is brought in
+QUERIES = 8  # tokens of a sequence that use a block's keys before the next is read
 SLAB = 16  # groups of queries that are worked on together: bounds the memory for what they carry from each split
 NOTHING = np.float32(-math.inf)  # the score of a key that must not be seen
 

@@ -18,7 +18,7 @@ from minillm.ops.jit.attention import attend, keep_kv
 from minillm.ops.jit.compiling import compiled
 from minillm.ops.jit.halves import stored
 from minillm.ops.jit.pointwise import rms_norm, rotate, swiglu_joined
-from minillm.ops.jit.products import NO_BIAS, multiply
+from minillm.ops.jit.products import NO_BIAS, add_bias, multiply
 from minillm.ops.jit.tiles import LANES, TiledMatrix, joined
 
 
@@ -114,9 +114,9 @@ def _layers(
     no_bias = np.empty(0, np.float32)  # of a bias's type, where the constant NO_BIAS would be compiled for anew
     for index in range(count):
         product = multiply(rms_norm(x, attention_norms[index], eps), _of_layer(qkv, index, count), no_bias)
-        _add_bias(product, 0, qkv_biases[0][index])
-        _add_bias(product, k_start, qkv_biases[1][index])
-        _add_bias(product, v_start, qkv_biases[2][index])
+        add_bias(product, 0, qkv_biases[0][index])
+        add_bias(product, k_start, qkv_biases[1][index])
+        add_bias(product, v_start, qkv_biases[2][index])
         q = _heads(product, 0, q_size, head_dim)
         k = _heads(product, k_start, k_size, head_dim)
         v = _heads(product, v_start, k_size, head_dim)
@@ -126,8 +126,8 @@ def _layers(
         gathered = gathered.reshape(len(x), q_size)
         x = x + multiply(gathered, _of_layer(output, index, count), output_biases[index])
         product = multiply(rms_norm(x, mlp_norms[index], eps), _of_layer(gate_up, index, count), no_bias)
-        _add_bias(product, 0, gate_up_biases[0][index])
-        _add_bias(product, up_start, gate_up_biases[1][index])
+        add_bias(product, 0, gate_up_biases[0][index])
+        add_bias(product, up_start, gate_up_biases[1][index])
         gated = swiglu_joined(product, up_start, gate_size)
         x = x + multiply(gated, _of_layer(down, index, count), down_biases[index])
     return x
@@ -145,14 +145,6 @@ def _of_layer(matrix, index, count):
 @compiled
 def _whole_tiles(outputs):
     return -(-outputs // LANES) * LANES
-
-
-@compiled
-def _add_bias(product, start, bias):
-    """Add a matrix's bias where its outputs lie among several's."""
-    for row in range(len(product) if len(bias) else 0):
-        for i in range(len(bias)):
-            product[row, start + i] += bias[i]
 
 
 @compiled

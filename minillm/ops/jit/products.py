@@ -61,11 +61,16 @@ def multiply(x, matrix, bias):
         _multiply_few_rows(x, sums, codes, zero, scales, minimums, product)
     else:
         _multiply_rows(x, sums, codes, zero, scales, minimums, product)
-    if len(bias):
-        for row in range(rows):
-            for output in range(outputs):
-                product[row, output] += bias[output]
+    add_bias(product, 0, bias)
     return product
+
+
+@compiled
+def add_bias(product, start, bias):
+    """Add a bias to the outputs from `start` on: of one matrix, or of one of several that were multiplied as one."""
+    for row in range(len(product) if len(bias) else 0):
+        for i in range(len(bias)):
+            product[row, start + i] += bias[i]
 
 
 @compiled
