@@ -19,7 +19,6 @@ from minillm.bench import Settings, machine, peers, run_benchmark
 from minillm.bench.benchmark import Benchmark, RowResult
 from minillm.bench.client import NotInstalled, Worker
 from minillm.bench.exactness import largest_difference
-from minillm.bench.limits import Roofline, Work, decode_work, prefill_work
 from minillm.bench.machine import Machine
 from minillm.bench.peers import FLOAT32, EngineSpec, stored_as
 from minillm.bench.plot import draw_roofline
@@ -29,6 +28,7 @@ from minillm.bench.turns import Spread, Turns, take_turns
 from minillm.checkpoints import open_checkpoint
 from minillm.config import ModelConfig
 from minillm.ops import backend
+from minillm.roofline import ModelCosts, Roofline, Work, decode_work, prefill_work, step_work
 from minillm.transformer import Transformer
 
 FAKE_ENGINE = """
@@ -67,7 +67,7 @@ def tiny_model(tmp_path_factory):
     return write_gguf(tmp_path_factory.mktemp("bench") / "tiny.gguf", random_llama(), "Q8_0", with_tokenizer=True)
 
 
-# --- limits ------------------------------------------------------------------------------------------------------
+# --- roofline ----------------------------------------------------------------------------------------------------
 
 
 @given(num_tokens=counts)
@@ -85,6 +85,23 @@ def test_a_batch_shares_the_weights_and_nothing_else(contexts):
     alone = [decode_work(CONFIG, 1000, 10, [context]) for context in contexts]
     assert together.flops == sum(work.flops for work in alone)
     assert together.num_bytes == sum(work.num_bytes for work in alone) - 1000 * (len(contexts) - 1)
+
+
+@given(num_tokens=counts, contexts=st.lists(st.integers(0, 5000), min_size=1, max_size=40))
+def test_a_step_of_one_kind_costs_what_that_kind_does(num_tokens, contexts):
+    costs = ModelCosts.of(CONFIG, 1000, 10)
+    assert step_work(costs, [(0, num_tokens)]) == prefill_work(CONFIG, 1000, 10, num_tokens)
+    assert step_work(costs, [(context, 1) for context in contexts]) == decode_work(CONFIG, 1000, 10, contexts)
+
+
+@given(pieces=st.lists(st.integers(1, 500), min_size=1, max_size=9))
+def test_pieces_of_a_prompt_look_at_as_much_as_the_whole(pieces):
+    costs = ModelCosts.of(CONFIG, 0, 10)
+    starts = [sum(pieces[:n]) for n in range(len(pieces))]
+    steps = [step_work(costs, [chunk]) for chunk in zip(starts, pieces, strict=True)]
+    whole = prefill_work(CONFIG, 0, 10, sum(pieces))
+    assert sum(step.flops for step in steps) == whole.flops + (len(pieces) - 1) * costs.head_flops
+    assert steps[-1].num_bytes == whole.num_bytes
 
 
 def test_operations_counted_by_hand():

@@ -16,6 +16,7 @@ MODULES = {
 MAY_USE = {
     "config": set(),
     "quantization": set(),
+    "roofline": {"config"},
     "ops": {"quantization"},
     "batch": {"plan"},
     "blocks": set(),
@@ -31,7 +32,7 @@ MAY_USE = {
     "tokenizer": set(),
     "checkpoints": {"config", "quantization", "tokenizer"},
     "catalog": set(),
-    "trace": set(),
+    "trace": {"roofline"},
     "outputs": {"sampling", "trace"},
     "engine": {
         "batch",
@@ -39,6 +40,7 @@ MAY_USE = {
         "checks",
         "kv_cache",
         "plan",
+        "roofline",
         "sampling",
         "scheduler",
         "sequence",

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minillm import TraceError
+from minillm.roofline import ModelCosts
 from minillm.trace import (
     STAGES,
     Admission,
@@ -28,13 +29,13 @@ from minillm.trace import (
 )
 
 N = 8  # blocks
-FACTS = RunFacts("tiny", "chunked", "fcfs", 4, N, 64, 4, 0.01, True)
+FACTS = RunFacts("tiny", "chunked", "fcfs", 4, N, 64, 4, 0.01, True, ModelCosts(100, 8, 200, 50, 16))
 
 names = st.text(max_size=5)
 counts = st.integers(0, 100)
 numbers = st.floats(0, 1e6)
 tables = st.lists(st.integers(0, N - 1), max_size=4)
-tokens = st.builds(SampledToken, counts, counts, names, st.none() | st.floats(-50, 0))
+tokens = st.builds(SampledToken, counts, counts, names, st.none() | st.floats(-50, 0), st.none() | names)
 chunks = st.builds(
     ChunkRecord,
     names,
@@ -70,7 +71,20 @@ def traces(draw):
                 time=time,
                 milliseconds={stage: draw(numbers) for stage in STAGES},
                 arrived=draw(
-                    few(st.builds(Arrival, names, numbers, counts, st.none() | names, params, counts, counts, counts))
+                    few(
+                        st.builds(
+                            Arrival,
+                            names,
+                            numbers,
+                            counts,
+                            st.none() | names,
+                            params,
+                            counts,
+                            counts,
+                            counts,
+                            st.none() | few(names),
+                        )
+                    )
                 ),
                 aborted=draw(few(names)),
                 admitted=draw(few(st.builds(Admission, names, counts, counts, counts, st.booleans()))),
@@ -155,17 +169,21 @@ def test_a_field_changed_by_hand_is_named_or_harmless(path, trace, data):
 def test_what_is_no_trace(path):
     header = next(Trace(FACTS).lines())
     step = '{"step": 0}'
-    other = header.replace('"minillm_trace": 1', '"minillm_trace": 2')
+    other = header.replace('"minillm_trace": 2', '"minillm_trace": 1')
     for text, message in (
         ("", "line 1 is missing: the file is empty"),
         (step + "\n", "line 1 is no trace's header"),
         ("TIMESTAMP,ContextTokens\n", "line 1 is not JSON"),
         ("[1]\n", "line 1 holds a JSON list; wanted an object"),
-        (other + "\n", "line 1: a trace of version 2, but this minillm reads version 1"),
-        ('{"minillm_trace": 1}\n', "line 1, run is None; wanted an object with model"),
+        (other + "\n", "line 1: a trace of version 1, but this minillm reads version 2"),
+        ('{"minillm_trace": 2}\n', "line 1, run is None; wanted an object with model"),
         (
             header.replace('"max_sequences": 4', '"max_sequences": 0') + "\n",
             "line 1, run, max_sequences is 0; wanted 1",
+        ),
+        (
+            header.replace('"head_flops": 50', '"head_flops": -50') + "\n",
+            "line 1, run, costs, head_flops is -50; wanted 0",
         ),
         (f"{header}\n{step}\n", r"line 2: a StepRecord lacks fields \['aborted', .*unknown ones \[\]"),
         (f"{header}\n{other}\n", "line 2 is another header"),

@@ -121,10 +121,10 @@ print(textwrap.fill(llm.tokenizer.decode(kept_ids), 100))
 # Now count operations instead of tokens. Matrix products cost a token the same wherever it stands; attention costs it
 # so much for each token it looks at, itself included. These functions count both from the model's shapes:
 #
-# {{ source: minillm.bench.limits.attention_flops }}
+# {{ source: minillm.roofline.attention_flops }}
 
 # %%
-from minillm.bench.limits import attention_flops, head_flops, layer_flops
+from minillm.roofline import attention_flops, head_flops, layer_flops
 
 
 def with_cache(n):

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from minillm.bench.limits import Work
 from minillm.config import ModelConfig
+from minillm.roofline import Work
 
 ANSWERS = {
-    "layer_flops": "minillm.bench.limits.layer_flops",
-    "prefill_work": "minillm.bench.limits.prefill_work",
-    "decode_work": "minillm.bench.limits.decode_work",
+    "layer_flops": "minillm.roofline.layer_flops",
+    "prefill_work": "minillm.roofline.prefill_work",
+    "decode_work": "minillm.roofline.decode_work",
 }
 
 

@@ -72,8 +72,8 @@ for name in ("token_ids", "positions", "query_starts", "block_tables"):
 # this machine allows:
 
 # %% tags=["timing"]
-from minillm.bench.limits import decode_work
 from minillm.bench.machine import describe_machine, measure_machine, usable_cores
+from minillm.roofline import decode_work
 
 machine = describe_machine(threads=usable_cores())
 measure_machine(machine)
@@ -153,8 +153,8 @@ for name, weights in forms.items():
 # ([table 3](https://arxiv.org/abs/2407.21783)), each sequence at a context of 1,024:
 
 # %%
-from minillm.bench.limits import Roofline, head_flops, layer_flops
 from minillm.config import ModelConfig
+from minillm.roofline import Roofline, head_flops, layer_flops
 
 h100 = Roofline(bandwidth=3.35e12, peak=989e12)
 llama = ModelConfig("llama", 128256, 4096, 14336, 32, 32, num_kv_heads=8, head_dim=128, context_length=131072)

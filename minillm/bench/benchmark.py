@@ -12,7 +12,6 @@ from time import perf_counter
 
 from minillm import catalog
 from minillm.bench.exactness import encode_prompts, largest_difference
-from minillm.bench.limits import Work
 from minillm.bench.machine import Machine, describe_machine, measure_machine, usable_cores
 from minillm.bench.peers import FLOAT32, OURS, PEERS, Engine, EngineSpec, find_engine, pythons_to_try, stored_as
 from minillm.bench.rows import FRESH, QUICK, SIZES, START_TOKENS, Computing, Row, choose_rows
@@ -20,6 +19,7 @@ from minillm.bench.turns import Turns, take_turns
 from minillm.checkpoints import Checkpoint, open_checkpoint
 from minillm.checks import check_integer
 from minillm.errors import BenchmarkError
+from minillm.roofline import Work
 
 MOST_STARTS = 3  # rounds of the rows about starting: they take long and vary little
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from minillm.bench.client import Worker
-from minillm.bench.limits import Roofline
 from minillm.bench.turns import Spread
+from minillm.roofline import Roofline
 
 ENGINE = Path(__file__).parent / "engines" / "machine.py"
 SMALLEST_READ = 512 * 2**20  # bytes; many times what any one core has for a cache

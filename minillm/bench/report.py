@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from minillm.bench.benchmark import Benchmark, RowResult
-from minillm.bench.limits import Roofline
 from minillm.bench.peers import OURS
 from minillm.bench.rows import Row
 from minillm.bench.turns import Spread
+from minillm.roofline import Roofline
 
 NOTHING = "-"
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from minillm.bench.client import Worker
-from minillm.bench.limits import Work, decode_work, prefill_work
 from minillm.config import ModelConfig
 from minillm.errors import RequestError
+from minillm.roofline import Work, decode_work, prefill_work
 
 BATCH_CONTEXT = 64  # tokens that each sequence of a batch has before the one that is timed
 START_TOKENS = 32  # length of the prompt in the rows about starting

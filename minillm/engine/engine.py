@@ -24,6 +24,7 @@ from minillm.engine.recording import Stopwatch, changed_params, record_of
 from minillm.errors import BusyError, RequestError
 from minillm.kv_cache import KVCache
 from minillm.plan import Finished, Sampled, StepPlan
+from minillm.roofline import ModelCosts
 from minillm.sampling import Sample, SamplingParams, sample
 from minillm.scheduler import Scheduler
 from minillm.sequence import Sequence
@@ -183,7 +184,10 @@ class Engine:
                     failures[known.request_id] = error
                     sampled[-1].append(Sampled(None))
                     continue
-                known.sampled.append(SampledToken(completion, choice.token_id, text, choice.logprob))
+                shown = self._token_texts([choice.token_id])
+                known.sampled.append(
+                    SampledToken(completion, choice.token_id, text, choice.logprob, shown and shown[0])
+                )
                 sampled[-1].append(Sampled(choice.token_id, finish_reason))
         self.scheduler.commit(plan, sampled)
         record.finished = _finishes(plan.finished)
@@ -267,6 +271,7 @@ class Engine:
             sequence = Sequence.of(request_id, token_ids, params.max_tokens, num_forks=params.n, priority=priority)
             seed = secrets.randbits(64) if params.seed is None else params.seed
             request = _Request(params, seed, [Answer(self.tokenizer, params) for _ in range(params.n)])
+            token_texts = self._token_texts(token_ids)
             self.scheduler.add(sequence)
             self._requests[request_id] = request
             self._between.arrived.append(
@@ -279,6 +284,7 @@ class Engine:
                     params.n,
                     params.max_tokens,
                     priority,
+                    token_texts,
                 )
             )
             return request_id
@@ -326,7 +332,12 @@ class Engine:
             max_sequences=scheduler.max_sequences,
             watermark=scheduler.watermark,
             prefix_caching=scheduler.prefix_caching,
+            costs=ModelCosts.of(self.transformer.config, self.transformer.weight_bytes, self.kv_cache.bytes_per_token),
         )
+
+    def _token_texts(self, token_ids: SequenceOf[int]) -> list[str] | None:
+        """Each token as people read it, for the records."""
+        return None if self.tokenizer is None else [self.tokenizer.token_text(token_id) for token_id in token_ids]
 
     def _next_id(self) -> str:
         """A number that no unfinished request is named by."""

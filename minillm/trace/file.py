@@ -20,7 +20,7 @@ from typing import Any
 from minillm.errors import TraceError
 from minillm.trace.records import DECODE, PREFILL, STAGES, RunFacts, StepRecord
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 HEADER_KEY = "minillm_trace"  # what the first line has, and its value is the version
 
 
@@ -210,6 +210,9 @@ def _header(numbered_line: tuple[int, bytes], path: str) -> RunFacts:
     for name in ("block_size", "num_blocks", "max_batch_tokens", "max_sequences"):
         if getattr(facts, name) < 1:
             raise TraceError(f"{where}, run, {name} is {getattr(facts, name)}; wanted 1 or more")
+    for name, cost in vars(facts.costs).items() if facts.costs else ():
+        if cost < 0:
+            raise TraceError(f"{where}, run, costs, {name} is {cost}; wanted 0 or more")
     return facts
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from minillm.roofline import ModelCosts
+
 PREFILL, DECODE = "prefill", "decode"
 STAGES = ("schedule", "batch", "forward", "sample", "commit")
 
@@ -25,6 +27,7 @@ class RunFacts:
     max_batch_tokens, max_sequences : the budgets of a step.
     watermark : share of the blocks that admission leaves free.
     prefix_caching : whether computed blocks are looked up for new requests.
+    costs : what the model costs to run, from which follows how long a step takes at best; None if nobody knows.
     """
 
     model: str
@@ -36,6 +39,7 @@ class RunFacts:
     max_sequences: int
     watermark: float
     prefix_caching: bool
+    costs: ModelCosts | None = None
 
 
 @dataclass
@@ -52,6 +56,7 @@ class Arrival:
     n : how many completions it asked for; they are numbered from 0.
     max_tokens : how long each of them may get.
     priority : smaller goes first, where the admission order looks at it.
+    token_texts : each prompt token as people read it, such as " fox" or "<0xE2>"; None if there is no tokenizer.
     """
 
     request_id: str
@@ -62,6 +67,7 @@ class Arrival:
     n: int
     max_tokens: int
     priority: int
+    token_texts: list[str] | None = None
 
 
 @dataclass
@@ -75,12 +81,14 @@ class SampledToken:
     text : what can be shown now that it has come: often its own text, but empty while a character or a possible stop
         string is incomplete, and longer when what was held back comes free.
     logprob : its log-probability under the model, if the request asked for it.
+    token_text : the token by itself as people read it, such as " fox" or "<0xE2>"; None if there is no tokenizer.
     """
 
     completion: int
     token_id: int
     text: str
     logprob: float | None
+    token_text: str | None = None
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What a piece of work must move and compute, and so how fast a machine could do it at best: the roofline.
+"""Roofline: what a piece of work must move and compute, and so how fast a machine could do it at best.
 
 A step that reads `bytes` from memory and does `flops` takes at least the longer of bytes / bandwidth and
 flops / peak (Williams, Waterman and Patterson 2009, "Roofline"). Decode reads every weight for each token and does
@@ -7,7 +7,7 @@ two operations with it: memory is its limit. Prefill uses each weight for hundre
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from minillm.config import ModelConfig
@@ -52,6 +52,45 @@ class Roofline:
     def attainable(self, intensity: float) -> float:
         """Operations a second at so many for every byte: the roof itself."""
         return min(self.peak, intensity * self.bandwidth)
+
+
+@dataclass(frozen=True)
+class ModelCosts:
+    """What running a model costs: all that `step_work` needs to know of it.
+
+    Attributes
+    ----------
+    weight_bytes : that a step reads, as the weights are stored.
+    kv_bytes_per_token : that a position takes in the KV cache.
+    layer_flops, head_flops : operations for one token in the layers' products, and for one token's scores.
+    attention_flops : operations for one token looking at one token.
+    """
+
+    weight_bytes: int
+    kv_bytes_per_token: int
+    layer_flops: int
+    head_flops: int
+    attention_flops: int
+
+    @classmethod
+    def of(cls, config: ModelConfig, weight_bytes: int, kv_bytes_per_token: int) -> ModelCosts:
+        """Those of the model that `config` describes."""
+        return cls(weight_bytes, kv_bytes_per_token, layer_flops(config), head_flops(config), attention_flops(config))
+
+
+def step_work(costs: ModelCosts, chunks: Iterable[tuple[int, int]]) -> Work:
+    """One step that advances several sequences: a chunk of n tokens from position `start` on is `(start, n)`.
+
+    All share one reading of the weights; keys and values, those before the chunk too, are each sequence's own. Each
+    chunk is scored at its last token.
+    """
+    chunks = list(chunks)
+    tokens = sum(n for _, n in chunks)
+    pairs = sum(n * start + n * (n + 1) // 2 for start, n in chunks)  # a token looks at those before it, and itself
+    return Work(
+        num_bytes=costs.weight_bytes + sum(start + n for start, n in chunks) * costs.kv_bytes_per_token,
+        flops=tokens * costs.layer_flops + len(chunks) * costs.head_flops + pairs * costs.attention_flops,
+    )
 
 
 def prefill_work(config: ModelConfig, weight_bytes: int, kv_bytes_per_token: int, num_tokens: int) -> Work:
