@@ -1,6 +1,7 @@
 """What every test may lean on: reproducible hypothesis runs, and the default model."""
 
 import os
+import signal
 from pathlib import Path
 
 # Before anything loads OpenMP: PyTorch's threads, too, should sleep rather than spin; see ops/jit/compiling.py.
@@ -12,6 +13,9 @@ from hypothesis import HealthCheck, settings
 
 from minillm import catalog
 from minillm.checkpoints import Checkpoint, open_checkpoint
+
+# A shell's background job ignores Ctrl-C, and so would the programs that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Nothing a test loads may come from the network, or be looked for there.
 os.environ["HF_HUB_OFFLINE"] = "1"

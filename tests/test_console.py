@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import termios
+import time
 from pathlib import Path
 from random import Random
 
@@ -504,7 +505,9 @@ class Terminal:
 
     def end(self):
         """Its exit status, once it has ended; all that was written is in `seen`, from what was waited for last."""
+        deadline = time.monotonic() + 60
         while self.process.poll() is None:
+            assert time.monotonic() < deadline, f"it goes on: {self.seen[-2000:]!r}"
             self._read(0.1)
         while self._read(0):
             pass
