@@ -27,6 +27,13 @@ settings.register_profile(
 settings.load_profile("minillm")
 
 
+WORKERS = 2  # processes that run tests, each of which holds a model
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    return min(WORKERS, os.cpu_count() or 1) if config.option.usepdb is False else 0
+
+
 @pytest.fixture(scope="session")
 def default_gguf() -> Path:
     """The default model's file, fetched if this machine has not got it yet."""
