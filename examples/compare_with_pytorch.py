@@ -20,8 +20,7 @@ from rich.table import Table
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
 from minillm import LLM, catalog, cli
-from minillm.batch import Batch, Chunk
-from minillm.kv_cache import KVCache
+from minillm.probe import difference
 
 Record = Callable[[str, torch.Tensor], None]
 
@@ -31,6 +30,7 @@ IN_A_LAYER = [
     "attention.q",
     "attention.k",
     "attention.v",
+    "attention.weights",
     "attention.gathered",
     "attention.output",
     "mlp_norm",
@@ -40,35 +40,27 @@ IN_A_LAYER = [
 ]
 
 
-def our_intermediates(llm: LLM, token_ids: list[int]) -> dict[str, np.ndarray]:
-    """Every intermediate of one pass over the tokens, by the probe's names."""
-    seen = {}
-    cache = KVCache.contiguous(llm.config, len(token_ids))
-    batch = Batch.from_chunks([Chunk(token_ids, 0, [0])], cache.block_size)
-    llm.transformer.forward(batch, cache, every_token=True, probe=lambda name, value: seen.update({name: value}))
-    return seen
-
-
 def their_intermediates(model: transformers.LlamaForCausalLM, token_ids: list[int]) -> dict[str, np.ndarray]:
-    """The same from transformers, caught by hooks on its modules and by an attention function of our own."""
-    seen = {}
+    """What `LLM.probe` shows, from transformers: caught by hooks on its modules and by an attention of our own."""
+    seen, hooks = {}, []
 
     def record(name: str, value: torch.Tensor) -> None:
         seen[name] = value.detach()[0].numpy().copy()
 
     def hear(module: torch.nn.Module, name: str, take: Callable = lambda inputs, output: output) -> None:
-        module.register_forward_hook(lambda module, inputs, output: record(name, take(inputs, output)))
+        hooks.append(module.register_forward_hook(lambda module, inputs, output: record(name, take(inputs, output))))
 
     def attention(module, query, key, value, *args, **kwargs):
         name = f"layers.{module.layer_idx}.attention"
         gathered, weights = eager_attention_forward(module, query, key, value, *args, **kwargs)
-        for part, tensor in (("q", query), ("k", key), ("v", value)):
+        for part, tensor in (("q", query), ("k", key), ("v", value), ("weights", weights)):
             record(f"{name}.{part}", tensor.transpose(1, 2))
         record(f"{name}.gathered", gathered)
         return gathered, weights
 
     transformers.AttentionInterface.register("recorded", attention)
     transformers.AttentionMaskInterface.register("recorded", transformers.masking_utils.eager_mask)
+    implementation = model.config._attn_implementation
     model.set_attn_implementation("recorded")
     hear(model.model.embed_tokens, "embedding")
     for index, layer in enumerate(model.model.layers):
@@ -83,6 +75,9 @@ def their_intermediates(model: transformers.LlamaForCausalLM, token_ids: list[in
     hear(model.lm_head, "logits")
     with torch.no_grad():
         model(torch.tensor([token_ids]))
+    for hook in hooks:
+        hook.remove()
+    model.set_attn_implementation(implementation)
     return seen
 
 
@@ -95,11 +90,8 @@ def load_transformers(path: Path) -> transformers.LlamaForCausalLM:
 
 def compare(llm: LLM, model: transformers.LlamaForCausalLM, token_ids: list[int]) -> dict[str, float]:
     """For every intermediate: the largest difference as a share of the largest value."""
-    ours, theirs = our_intermediates(llm, token_ids), their_intermediates(model, token_ids)
-    return {
-        name: float(np.abs(ours[name] - theirs[name].reshape(ours[name].shape)).max() / np.abs(theirs[name]).max())
-        for name in theirs
-    }
+    ours, theirs = llm.probe(token_ids), their_intermediates(model, token_ids)
+    return {name: difference(ours[name], theirs[name].reshape(ours[name].shape)) for name in theirs}
 
 
 def table(differences: dict[str, float]) -> Table:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from minillm.plan import ScheduledChunk, StepPlan
+from minillm.short import few
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,8 @@ class Batch:
         return len(self.query_starts) - 1
 
     def __repr__(self):
-        spans = ", ".join(
+        spans = (
             f"{self.positions[start]}..{self.positions[stop - 1]}" if stop - start > 1 else f"{self.positions[start]}"
             for start, stop in zip(self.query_starts[:-1], self.query_starts[1:], strict=True)
         )
-        return f"Batch({self.num_tokens} tokens of {self.num_sequences} sequences, positions {spans})"
+        return f"Batch({self.num_tokens} tokens of {self.num_sequences} sequences, positions {few(spans, ', ')})"

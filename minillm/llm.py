@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import partial
 
 import numpy as np
@@ -199,18 +200,42 @@ class LLM:
 
     def logits(self, token_ids: SequenceOf[int]) -> np.ndarray:
         """The model's scores for the next token after each token: float32 [T, V]."""
-        token_ids = self.encode(token_ids)
-        if len(token_ids) > self.context_length:
-            raise RequestError(f"{len(token_ids)} tokens do not fit the context of {self.context_length}")
+        token_ids = self._fitting(token_ids)
         with self._in_use():
-            cache, table, rows = self._make_cache(-(-len(token_ids) // self.kv_cache.block_size)), [], []
-            cache.blocks.extend(table, len(token_ids))
-            self.ops.set_num_threads(self.threads)
+            cache, table = self._own_cache(len(token_ids))
+            rows = []
             for start in range(0, len(token_ids), PREFILL_CHUNK):
                 chunk = Chunk(token_ids[start : start + PREFILL_CHUNK], start, table)
                 batch = Batch.from_chunks([chunk], cache.block_size)
                 rows.append(self.transformer.forward(batch, cache, every_token=True))
             return np.concatenate(rows)
+
+    def probe(self, prompt: Prompt, names: str = "*") -> dict[str, np.ndarray]:
+        """Every intermediate of one pass over a prompt, by name: `llm.probe("Hi")["layers.3.attention.weights"]`.
+
+        Parameters
+        ----------
+        prompt : computed as one chunk, every token scored. Requests under way are not touched.
+        names : a pattern that says which to keep, such as "layers.3.*" or "*.weights"; `minillm.probe` has all names.
+            Of T tokens, scores and weights together take 8 * L * H * T * T bytes.
+
+        Raises
+        ------
+        RequestError
+            As `encode` does; or the prompt is longer than the context.
+        """
+        token_ids = self._fitting(prompt)
+        seen: dict[str, np.ndarray] = {}
+
+        def keep(name: str, value: np.ndarray) -> None:
+            if fnmatchcase(name, names):
+                seen[name] = value
+
+        with self._in_use():
+            cache, table = self._own_cache(len(token_ids))
+            batch = Batch.from_chunks([Chunk(token_ids, 0, table)], cache.block_size)
+            self.transformer.forward(batch, cache, every_token=True, probe=keep)
+        return seen
 
     def reset_cache(self) -> None:
         """Forget what was computed so far, so that the next request computes all of its prompt."""
@@ -318,6 +343,19 @@ class LLM:
         """A request, once it is sure that it can be served."""
         params = SamplingParams() if params is None else params
         return prompt, self.engine.check(self.encode(prompt), params), params
+
+    def _fitting(self, prompt: Prompt) -> list[int]:
+        token_ids = self.encode(prompt)
+        if len(token_ids) > self.context_length:
+            raise RequestError(f"{len(token_ids)} tokens do not fit the context of {self.context_length}")
+        return token_ids
+
+    def _own_cache(self, num_tokens: int) -> tuple[KVCache, list[int]]:
+        """A cache for one pass outside the engine, and a block table over all of it."""
+        cache, table = self._make_cache(-(-num_tokens // self.kv_cache.block_size)), []
+        cache.blocks.extend(table, num_tokens)
+        self.ops.set_num_threads(self.threads)
+        return cache, table
 
     def _make_cache(self, num_blocks: int) -> KVCache:
         try:

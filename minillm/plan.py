@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from minillm.sequence import Sequence
+from minillm.short import few
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,13 @@ class ScheduledChunk:
     def stop(self) -> int:
         """The position after the last."""
         return self.start + len(self.token_ids)
+
+    def __repr__(self):
+        phase = "prefill" if self.is_prefill else "decode"
+        return (
+            f"ScheduledChunk({self.sequence.name}[{self.start}:{self.stop}], {phase}, {self.num_samples} to sample, "
+            f"blocks {few(self.block_table)})"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +123,7 @@ class StepPlan:
             "copies": [f"{source}->{target}" for source, target in self.copies],
             "evicted": [str(block) for block in self.evicted],
         }
-        said = "; ".join(f"{word} {' '.join(items)}" for word, items in parts.items() if items)
+        said = "; ".join(f"{word} {few(items)}" for word, items in parts.items() if items)
         return f"StepPlan({self.num_tokens} tokens: {said})" if said else "StepPlan(nothing to do)"
 
 

@@ -23,13 +23,9 @@ import numpy as np
 from minillm.batch import Batch
 from minillm.config import ModelConfig
 from minillm.kv_cache import KVCache
+from minillm.probe import Probe, no_probe, with_copies
 
 Array = Any  # an array of the backend's library
-Probe = Callable[[str, Array], None]
-
-
-def no_probe(name: str, value: Array) -> None:
-    """What is shown every intermediate result when nobody wants to look."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +34,10 @@ class Linear:
 
     weight: Any
     bias: Array | None
+
+    def __repr__(self):
+        outputs, inputs = self.weight.shape
+        return f"Linear({inputs} -> {outputs}{'' if self.bias is None else ', with bias'})"
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,10 @@ class Layer:
     gate: Linear  # D -> F
     up: Linear  # D -> F
     down: Linear  # F -> D
+
+    def __repr__(self):
+        shapes = {name: part.weight.shape for name, part in vars(self).items() if isinstance(part, Linear)}
+        return f"Layer({', '.join(f'{name} {inputs} -> {outputs}' for name, (outputs, inputs) in shapes.items())})"
 
 
 class Transformer:
@@ -117,7 +121,8 @@ class Transformer:
         every_token : bool
             Score the next token after each token (T rows), not only after each chunk's last (S rows).
         probe : callable
-            Is shown each intermediate as `probe("layers.3.attention.q", array)`; what it sees is what is computed.
+            Is shown each intermediate as `probe("layers.3.attention.q", array)`, and changes none: `minillm.probe` has
+            all names.
 
         Returns
         -------
@@ -131,6 +136,8 @@ class Transformer:
         if not 0 <= batch.token_ids.min() <= batch.token_ids.max() < self.config.vocab_size:
             raise ValueError(f"{batch} holds a token id outside 0 to {self.config.vocab_size - 1}")
         ops = self.ops
+        if probe is not no_probe:
+            probe = with_copies(probe, ops.to_numpy)
         angles = ops.rotary_angles(batch.positions, self.frequencies)
         x = ops.embed(batch.token_ids, self.embedding)  # [T, D], and so it stays through all layers
         probe("embedding", x)
@@ -175,9 +182,12 @@ class Transformer:
         probe(f"{name}.k", k)
         probe(f"{name}.v", v)
         ops.write_kv(k, v, kv_cache.keys, kv_cache.values, index, batch.slots)
-        gathered = ops.attention(
-            q, kv_cache.keys, kv_cache.values, index, batch.positions, batch.query_starts, batch.block_tables
-        )
+        where = index, batch.positions, batch.query_starts, batch.block_tables
+        if probe is not no_probe:  # `attention` keeps neither
+            scores = ops.attention_scores(q, kv_cache.keys, *where)
+            probe(f"{name}.scores", scores)
+            probe(f"{name}.weights", ops.softmax(scores))
+        gathered = ops.attention(q, kv_cache.keys, kv_cache.values, *where)
         probe(f"{name}.gathered", gathered)
         output = ops.linear(gathered.reshape(T, -1), layer.output.weight, layer.output.bias)
         probe(f"{name}.output", output)

@@ -313,7 +313,7 @@ def test_scores_that_are_no_numbers_are_that_requests_failure(models, monkeypatc
     engine.add_request([4], LONG, request_id="bad")
     forward = model.transformer.forward
 
-    def damaged(batch, cache):
+    def damaged(batch, cache, **more):
         logits = forward(batch, cache)
         logits[batch.token_ids[batch.query_starts[1:] - 1] == 4] = np.nan
         return logits
@@ -336,7 +336,7 @@ def test_a_step_that_fails_as_a_whole_can_be_taken_again(models, monkeypatch, er
     forward, copy_block, answers = model.transformer.forward, engine.kv_cache.copy_block, Answers()
     engine.listeners.append(answers.push)
 
-    def failing(batch, cache):
+    def failing(batch, cache, **more):
         forward(batch, cache)
         cache.keys[batch.slots // 4, ..., batch.slots % 4] = 1e9
         raise error
@@ -423,7 +423,7 @@ def test_calls_from_another_thread_or_from_inside_a_step_are_refused(models, mon
                 call()
             refused.append(call)
 
-    def meddled(batch, cache):
+    def meddled(batch, cache, **more):
         meddle()
         thread = threading.Thread(target=meddle)
         thread.start()

@@ -231,6 +231,25 @@ def test_attention_over_blocks(ops, seed, lengths, kv_heads, group, head_dim, bl
     assert_close(ops.attention(*arguments), torch.cat(expected), scale=max(np.abs(v).max() for _, v in sequences))
 
 
+@settings(max_examples=30)
+@given(**attention_shapes, dtype=dtypes)
+def test_attention_scores_over_blocks(ops, seed, lengths, kv_heads, group, head_dim, block_size, dtype):
+    """Of every sequence its own, and nothing behind its end or a query's own position; their softmax sums to one."""
+    *arguments, sequences = paged_case(seed, *zip(*lengths, strict=True), kv_heads, group, head_dim, block_size, dtype)
+    queries, keys, _, layer, positions, starts, tables = arguments
+    scores = ops.attention_scores(queries, keys, layer, positions, starts, tables)
+    expected = torch.full((len(queries), kv_heads * group, max(positions) + 1), -torch.inf).double()
+    for row, (k, _) in enumerate(sequences):
+        own, k = slice(starts[row], starts[row + 1]), torch.tensor(k).double().repeat_interleave(group, 0)
+        dots = torch.einsum("nhk,hmk->nhm", torch.tensor(queries[own]).double(), k) / head_dim**0.5
+        late = torch.arange(k.shape[1]) > torch.tensor(positions[own])[:, None]
+        expected[own, :, : k.shape[1]] = dots.masked_fill(late[:, None, :], -torch.inf)
+    np.testing.assert_array_equal(np.isinf(scores), np.isinf(expected))
+    finite = np.isfinite(scores)
+    assert_close(scores[finite], expected[finite])
+    np.testing.assert_allclose(ops.softmax(scores), torch.softmax(expected, -1), atol=2e-5)
+
+
 @given(seed=seeds, tokens=st.integers(1, 9), block_size=st.sampled_from([1, 4, 16]), dtype=dtypes)
 def test_write_kv_touches_its_slots_and_nothing_else(ops, seed, tokens, block_size, dtype):
     rng = np.random.default_rng(seed)
@@ -468,6 +487,7 @@ def test_the_reference_runs_on_any_array_library(seed, lengths, kv_heads, group,
         yield reference.rms_norm(a, n, 1e-5)
         yield reference.swiglu(a, a)
         yield reference.attention(convert(arguments[0]), keys, values, *arguments[3:])
+        yield reference.softmax(reference.attention_scores(convert(arguments[0]), keys, *arguments[3:]))
         (new,) = randoms(seed, (2, kv_heads, head_dim))
         reference.write_kv(convert(new), convert(new), keys, values, 2, np.array([0, block_size + 0]))
         yield keys

@@ -18,21 +18,23 @@ MAY_USE = {
     "quantization": set(),
     "roofline": {"config"},
     "ops": {"quantization"},
-    "batch": {"plan"},
+    "short": set(),
+    "probe": set(),
+    "batch": {"plan", "short"},
     "blocks": set(),
     "sequence": set(),
     "waiting": {"sequence"},
-    "plan": {"sequence"},
+    "plan": {"sequence", "short"},
     "scheduler": {"blocks", "checks", "plan", "sequence", "waiting"},
     "checks": set(),
     "sampling": {"checks"},
     "stopping": set(),
     "kv_cache": {"blocks", "config"},
-    "transformer": {"ops", "batch", "kv_cache", "config"},
+    "transformer": {"ops", "batch", "kv_cache", "config", "probe"},
     "tokenizer": set(),
     "checkpoints": {"config", "quantization", "tokenizer"},
     "catalog": set(),
-    "trace": {"roofline"},
+    "trace": {"roofline", "short"},
     "outputs": {"sampling", "trace"},
     "engine": {
         "batch",
@@ -40,6 +42,7 @@ MAY_USE = {
         "checks",
         "kv_cache",
         "plan",
+        "probe",
         "roofline",
         "sampling",
         "scheduler",
@@ -53,7 +56,7 @@ MAY_USE = {
 }
 # These stand on top and may use whatever they need, but not each other's betters.
 FRONT = {"llm": {"cli", "bench"}, "bench": {"cli"}, "cli": set(), "": {"cli", "bench"}}  # room -> what it may not use
-INTEGERS_ONLY = {"sequence", "blocks", "waiting", "plan", "scheduler"}
+INTEGERS_ONLY = {"sequence", "blocks", "waiting", "plan", "scheduler", "short"}
 ARRAY_LIBRARIES = {"numpy", "numba", "torch", "cupy"}
 CORE = {"numpy", "numba", "tokenizers", "rich", "jinja2", "huggingface_hub"}
 # What an extra brings, and the one module that may use it. The engines are run, each in a process of its own, and never

@@ -34,3 +34,6 @@ class Answer:
         if ends:
             shown += self._matcher.push(self._decoder.finish()) + self._matcher.finish()
         return shown, "stop" if self._matcher.matched is not None else ends
+
+    def __repr__(self):
+        return f"Answer(at most {self._left} more tokens)"

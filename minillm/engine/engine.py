@@ -24,6 +24,7 @@ from minillm.engine.recording import Stopwatch, changed_params, record_of
 from minillm.errors import BusyError, RequestError
 from minillm.kv_cache import KVCache
 from minillm.plan import Finished, Sampled, StepPlan
+from minillm.probe import Probe, no_probe
 from minillm.roofline import ModelCosts
 from minillm.sampling import Sample, SamplingParams, sample
 from minillm.scheduler import Scheduler
@@ -67,6 +68,7 @@ class Engine:
     Attributes
     ----------
     listeners : callables that are given every StepRecord once its step is over, such as a Trace's `append`.
+    probe : is shown every intermediate of every forward pass, as long as it is set; see `minillm.probe`.
 
     Notes
     -----
@@ -88,6 +90,7 @@ class Engine:
         self.tokenizer, self.threads, self.model = tokenizer, threads, model
         self.context_length = context_length or transformer.config.context_length
         self.listeners: list[Callable[[StepRecord], None]] = []
+        self.probe: Probe = no_probe
         self._requests: dict[str, _Request] = {}
         self._between = _Between()
         self._num_steps = self._num_requests = 0
@@ -151,7 +154,7 @@ class Engine:
         if batch is None:
             return None
         self.transformer.ops.set_num_threads(self.threads)
-        return self.transformer.forward(batch, self.kv_cache)
+        return self.transformer.forward(batch, self.kv_cache, probe=self.probe)
 
     def _sample(self, logits: np.ndarray | None, plan: StepPlan) -> list[list[Sample | Exception]]:
         """For each chunk its `num_samples` choices. A choice that cannot be made is its request's failure alone."""

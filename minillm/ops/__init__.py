@@ -12,6 +12,8 @@ library, and `jit` computes the same as compiled loops. Whoever reads `reference
     rotate(heads, cosines, sines)                            [T, H, K] -> [T, H, K]
     write_kv(keys, values, ..., layer, slots)                [T, G, K] twice -> into the KV cache
     attention(queries, ..., layer, positions, ...)           [T, H, K] -> [T, H, K], over the KV cache
+    attention_scores(queries, ..., layer, positions, ...)    [T, H, K] -> [T, H, M], for those who look
+    softmax(x)                                               scores -> weights, for those who look
     swiglu(gate, up)                                         [T, F] -> [T, F]
     num_bytes(matrix)                                        that reading it moves
     to_numpy(array)                                          whatever the backend computes with -> NumPy

@@ -152,20 +152,57 @@ def attention(
     [T, H, K]
     """
     xp = queries.__array_namespace__()
-    block_size = value_blocks.shape[3]
     attended = []
     for sequence, table in enumerate(block_tables):
-        start, stop = int(query_starts[sequence]), int(query_starts[sequence + 1])
-        length = int(positions[stop - 1]) + 1
-        blocks = xp.asarray(table[: math.ceil(length / block_size)])
-        # [n, G, K, B] -> [G, n*B, K]: the sequence's keys and values side by side, as if never cut into blocks
-        keys = xp.permute_dims(xp.take(key_blocks[:, layer, ...], blocks, axis=0), (1, 0, 3, 2))
-        values = xp.permute_dims(xp.take(value_blocks[:, layer, ...], blocks, axis=0), (1, 0, 2, 3))
-        keys = xp.reshape(keys, (keys.shape[0], -1, keys.shape[3]))[:, :length, :]
-        values = xp.reshape(values, (values.shape[0], -1, values.shape[3]))[:, :length, :]
-        keys, values = xp.astype(keys, queries.dtype), xp.astype(values, queries.dtype)  # of a float16 cache
-        attended.append(attend(queries[start:stop, ...], keys, values, xp.asarray(positions[start:stop])))
+        own = slice(int(query_starts[sequence]), int(query_starts[sequence + 1]))
+        length = int(positions[own][-1]) + 1
+        keys = in_one_piece(positions_first(key_blocks), layer, table, length, queries.dtype)
+        values = in_one_piece(value_blocks, layer, table, length, queries.dtype)
+        attended.append(attend(queries[own, ...], keys, values, xp.asarray(positions[own])))
     return xp.concat(attended, axis=0)
+
+
+def attention_scores(
+    queries: Array,
+    key_blocks: Array,
+    layer: int,
+    positions: np.ndarray,
+    query_starts: np.ndarray,
+    block_tables: np.ndarray,
+) -> Array:
+    """What `attention` takes the softmax of, for those who want to look: no backend's `attention` need ever hold it.
+
+    Parameters are those of `attention`.
+
+    Returns
+    -------
+    [T, H, M], M the length of the longest sequence so far: query . key / sqrt(K), and -infinity for positions that the
+    query does not see, or its sequence does not have. `softmax` makes of that the weights, 0 where nothing is seen.
+    """
+    xp = queries.__array_namespace__()
+    longest, scores = int(np.max(positions)) + 1, []
+    for sequence, table in enumerate(block_tables):
+        own = slice(int(query_starts[sequence]), int(query_starts[sequence + 1]))
+        length = int(positions[own][-1]) + 1
+        keys = in_one_piece(positions_first(key_blocks), layer, table, length, queries.dtype)
+        seen = xp.permute_dims(score(queries[own, ...], keys, xp.asarray(positions[own])), (1, 0, 2))
+        beyond = xp.full((*seen.shape[:2], longest - length), -math.inf, dtype=seen.dtype)
+        scores.append(xp.concat([seen, beyond], axis=2))
+    return xp.concat(scores, axis=0)
+
+
+def positions_first(key_blocks: Array) -> Array:
+    """Cached keys [N, L, G, K, B] in the order in which values lie, [N, L, G, B, K]: a view."""
+    return key_blocks.__array_namespace__().permute_dims(key_blocks, (0, 1, 2, 4, 3))
+
+
+def in_one_piece(blocks: Array, layer: int, table: np.ndarray, length: int, dtype: Any) -> Array:
+    """One sequence's keys or values in a layer as if never cut into blocks: [N, L, G, B, K] -> [G, length, K]."""
+    xp = blocks.__array_namespace__()
+    heads, block_size, head_dim = blocks.shape[2:]
+    taken = xp.take(blocks[:, layer, ...], xp.asarray(table[: math.ceil(length / block_size)]), axis=0)
+    whole = xp.reshape(xp.permute_dims(taken, (1, 0, 2, 3)), (heads, -1, head_dim))
+    return xp.astype(whole[:, :length, :], dtype)  # of a float16 cache
 
 
 def attend(queries: Array, keys: Array, values: Array, positions: Array) -> Array:
@@ -182,13 +219,22 @@ def attend(queries: Array, keys: Array, values: Array, positions: Array) -> Arra
     [n, H, K]: for every query the mean of the values it may see, weighted by softmax(query . key / sqrt(K))
     """
     xp = queries.__array_namespace__()
+    values = xp.repeat(values, queries.shape[1] // values.shape[0], axis=0)
+    weights = softmax(score(queries, keys, positions))  # [H, n, m]
+    return xp.permute_dims(weights @ values, (1, 0, 2))
+
+
+def score(queries: Array, keys: Array, positions: Array) -> Array:
+    """How well each key answers each query, query . key / sqrt(K), and -infinity where a query may not look.
+
+    Parameters and shapes are those of `attend`: [n, H, K] and [G, m, K] -> [H, n, m].
+    """
+    xp = queries.__array_namespace__()
     num_heads, head_dim = queries.shape[1], queries.shape[2]
-    group = num_heads // keys.shape[0]  # query heads that share one key/value head
-    keys, values = xp.repeat(keys, group, axis=0), xp.repeat(values, group, axis=0)
+    keys = xp.repeat(keys, num_heads // keys.shape[0], axis=0)  # query heads that share one key/value head
     scores = xp.permute_dims(queries, (1, 0, 2)) @ xp.permute_dims(keys, (0, 2, 1)) / math.sqrt(head_dim)
     visible = xp.arange(keys.shape[1])[None, :] <= positions[:, None]  # itself and what came before
-    weights = softmax(xp.where(visible, scores, xp.asarray(-math.inf, dtype=scores.dtype)))  # [H, n, m]
-    return xp.permute_dims(weights @ values, (1, 0, 2))
+    return xp.where(visible, scores, xp.asarray(-math.inf, dtype=scores.dtype))
 
 
 def fuse(layers: Sequence[Any], eps: float) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minillm.roofline import ModelCosts
+from minillm.short import few
 
 PREFILL, DECODE = "prefill", "decode"
 STAGES = ("schedule", "batch", "forward", "sample", "commit")
@@ -118,6 +119,18 @@ class ChunkRecord:
     def num_tokens(self) -> int:
         """Tokens the chunk advances its sequence by."""
         return len(self.token_ids)
+
+    @property
+    def span(self) -> str:
+        """The sequence and the positions of the chunk, for people: `b[0:15]`."""
+        return f"{sequence_name(self.request_id, self.completion)}[{self.start}:{self.start + self.num_tokens}]"
+
+    def __repr__(self):
+        chosen = few(token.token_id for token in self.sampled)
+        return (
+            f"ChunkRecord({self.span}, {self.phase}, blocks {few(self.block_table)}, "
+            f"{f'sampled {chosen}' if chosen else 'nothing sampled'})"
+        )
 
 
 @dataclass
@@ -302,16 +315,12 @@ class StepRecord:
 
     def __repr__(self):
         def names(parts: list[Any]) -> str:
-            return " ".join(sequence_name(part.request_id, part.completion) for part in parts)
+            return few(sequence_name(part.request_id, part.completion) for part in parts)
 
         prefills = [chunk for chunk in self.chunks if chunk.phase == PREFILL]
         decodes = [chunk for chunk in self.chunks if chunk.phase == DECODE]
         said = [
-            prefills
-            and "prefill "
-            + " ".join(
-                f"{sequence_name(c.request_id, c.completion)}[{c.start}:{c.start + c.num_tokens}]" for c in prefills
-            ),
+            prefills and f"prefill {few(chunk.span for chunk in prefills)}",
             decodes and f"decode {names(decodes)}",
             *(
                 parts and f"{word} {names(parts)}"

@@ -1,5 +1,8 @@
 """The default model against transformers in float32 on the same dequantized weights."""
 
+import runpy
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,14 +12,24 @@ from minillm import LLM, SamplingParams
 from minillm.bench.exactness import CHAT, PROMPTS
 
 NEW_TOKENS = 24
+COMPARE = Path(__file__).parents[2] / "examples" / "compare_with_pytorch.py"
 
 
 @pytest.fixture(scope="module")
-def oracle(default_gguf):
+def compare():
+    """What examples/compare_with_pytorch.py is made of."""
+    return runpy.run_path(str(COMPARE))
+
+
+@pytest.fixture(scope="module")
+def model(compare, default_gguf):
+    return compare["load_transformers"](default_gguf)
+
+
+@pytest.fixture(scope="module")
+def oracle(model, default_gguf):
     """What transformers makes of each prompt, from the same file: ids, logits, greedy continuation."""
-    where = {"pretrained_model_name_or_path": default_gguf.parent, "gguf_file": default_gguf.name}
-    model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(default_gguf.parent, gguf_file=default_gguf.name)
 
     def answer(prompt):
         if prompt is CHAT:
@@ -51,3 +64,26 @@ def test_ids_logits_and_greedy_tokens(llm, oracle, name):
 
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
     assert llm.generate([ids], params)[0].token_ids == continued
+
+
+def test_what_a_probe_sees(llm, model, compare):
+    """Every intermediate as hooks on its modules catch it; streams and weights as it hands them out itself."""
+    token_ids = llm.encode(PROMPTS["code"])
+    differences = compare["compare"](llm, model, token_ids)
+    seen = llm.probe(token_ids)
+    assert seen.keys() == differences.keys() | {f"layers.{n}.attention.scores" for n in range(llm.config.num_layers)}
+    assert max(differences.values()) <= 1e-4, max(differences, key=differences.get)
+
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        theirs = model(torch.tensor([token_ids]), output_hidden_states=True, output_attentions=True)
+    for index, weights in enumerate(theirs.attentions):
+        name = f"layers.{index}.attention"
+        np.testing.assert_allclose(seen[f"{name}.weights"], weights[0].transpose(0, 1), atol=1e-5)
+        scores, places = seen[f"{name}.scores"], np.arange(len(token_ids))
+        late = np.broadcast_to(places > places[:, None, None], scores.shape)
+        np.testing.assert_array_equal(scores == -np.inf, late)
+        np.testing.assert_allclose(torch.softmax(torch.tensor(scores), -1), seen[f"{name}.weights"], atol=1e-6)
+    streams = ["embedding", *(f"layers.{index}" for index in range(llm.config.num_layers - 1)), "final_norm"]
+    for name, stream in zip(streams, theirs.hidden_states, strict=True):
+        assert np.abs(seen[name] - stream[0].numpy()).max() <= 1e-4 * np.abs(stream).max(), name

@@ -12,6 +12,9 @@
 
 Why the bits never depend on the batch: every number that comes out is a sum taken in one fixed order, SIMD lanes run
 across outputs and never across the terms of a sum, and the compiler is not allowed to reorder any.
+
+Scores and weights of attention exist here only in passing, a tile at a time. For those who want to look, the reference
+works them out again, from the same queries and keys.
 """
 
 from minillm.ops.jit.attention import attention, write_kv
@@ -20,6 +23,7 @@ from minillm.ops.jit.layers import fuse
 from minillm.ops.jit.pointwise import embed, rms_norm, rotary_angles, rotate, swiglu
 from minillm.ops.jit.products import linear
 from minillm.ops.jit.tiles import as_matrices, as_matrix, as_vector, dequantize, num_bytes, to_numpy
+from minillm.ops.reference import attention_scores, softmax
 
 __all__ = [
     "announcing_compilation",
@@ -27,6 +31,7 @@ __all__ = [
     "as_matrix",
     "as_vector",
     "attention",
+    "attention_scores",
     "check_threads",
     "dequantize",
     "embed",
@@ -37,6 +42,7 @@ __all__ = [
     "rotary_angles",
     "rotate",
     "set_num_threads",
+    "softmax",
     "swiglu",
     "to_numpy",
     "write_kv",

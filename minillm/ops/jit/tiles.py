@@ -55,6 +55,15 @@ class TiledMatrix(NamedTuple):
     num_outputs: int  # O
     num_inputs: int  # I
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """`(O, I)`, the shape of the matrix it stands for."""
+        return self.num_outputs, self.num_inputs
+
+    def __repr__(self):
+        kept = NAMES[self.codes.dtype]
+        return f"TiledMatrix({self.num_outputs} x {self.num_inputs}, {kept}, {num_bytes(self) / 1e6:.1f} MB)"
+
 
 def num_bytes(matrix: TiledMatrix) -> int:
     """Bytes that reading the whole matrix moves."""
@@ -210,6 +219,7 @@ FORMS = {
     WORDS[8]: _eight_bits,
     WORDS[4]: _four_bits,
 }
+NAMES = {np.dtype(np.float32): "float32", np.dtype(np.uint16): "bfloat16", WORDS[8]: "8 bits", WORDS[4]: "4 bits"}
 
 
 def weight(codes, zero, tile, block, step, j, lane):
