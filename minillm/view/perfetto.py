@@ -82,8 +82,9 @@ class _Lane:
 
     row: Row
     thread: int
-    has_token: bool = False
+    since: int | None = None  # when it came into the queue, in ticks; None while it is not in it
     is_waiting: bool = False  # a slice of waiting has begun and not ended
+    has_token: bool = False
 
 
 class _Writer:
@@ -93,6 +94,7 @@ class _Writer:
         self._trace, self._timeline = trace, Timeline(trace.facts)
         self._end = 0  # of the step before, in ticks
         self._lanes: dict[int, _Lane] = {}  # of the unfinished, by their row's identity
+        self._queued: list[_Lane] = []  # those in the queue that have not waited any time yet
         self._num_lanes = 0
         self._labels: set[str] = set()
         self._uses: Counter[str] = Counter()
@@ -119,14 +121,18 @@ class _Writer:
         errors = {sequence_name(f.request_id, f.completion): f.error for f in record.finished}
         newest = {row.name: row for row in rows}
         for row in rows:
-            lane = self._lanes.get(id(row))
-            if lane is None:
+            if id(row) not in self._lanes:
                 lane = self._lanes[id(row)] = self._new_lane(row)
                 yield from _name("thread", REQUESTS, lane.thread, self._label(row.name), lane.thread)
             if row.name in arrivals and row is newest[row.name]:
-                yield from self._arrive(lane, arrivals[row.name], start)
+                yield self._arrive(self._lanes[id(row)], arrivals[row.name], start)
+        yield from self._begin_to_wait(record.step, start, end)
+        for row in rows:
+            lane = self._lanes[id(row)]
             if (cell := row.cells.get(record.step)) is not None:
                 yield from _cell_events(lane, cell, record.step, start, end, chunks.get(row.name))
+                if cell.state == State.PREEMPTED:
+                    self._queue(lane, end)
             if row.num_answered and not lane.has_token:
                 lane.has_token = True
                 yield _instant(lane.thread, "first token", end, {"step": record.step})
@@ -137,14 +143,32 @@ class _Writer:
                 yield _instant(lane.thread, cell.state, start if row.reason == "abort" else end, ended)
                 del self._lanes[id(row)]
 
-    def _arrive(self, lane: _Lane, arrival: Arrival, start: int) -> Iterator[Event]:
-        """It came between the step before and this one, and waits."""
+    def _arrive(self, lane: _Lane, arrival: Arrival, start: int) -> Event:
+        """It came between the step before and this one."""
         at = min(max(self._end, round(max(0.0, arrival.time) * TICKS)), start)
+        self._queue(lane, at)
         args = {"prompt_tokens": arrival.num_prompt_tokens, "max_tokens": arrival.max_tokens, "n": arrival.n}
         args |= {"priority": arrival.priority, "params": shown(json.dumps(arrival.params))}
         args |= {} if arrival.prompt is None else {"prompt": shown(arrival.prompt)}
-        yield _instant(lane.thread, "arrival", at, args)
-        yield from _wait(lane, at)
+        return _instant(lane.thread, "arrival", at, args)
+
+    def _queue(self, lane: _Lane, at: int) -> None:
+        if lane.since is None:
+            lane.since = at
+            self._queued.append(lane)
+
+    def _begin_to_wait(self, step: int, start: int, end: int) -> Iterator[Event]:
+        """Slices of waiting, for who is in the queue. None of no time: readers would end it before it began."""
+        still_queued = []
+        for lane in self._queued:
+            leaves = step in lane.row.cells
+            if (start if leaves else end) > lane.since:
+                lane.is_waiting = True
+                begin = {"ph": "B", "pid": REQUESTS, "tid": lane.thread, "name": State.WAITING}
+                yield begin | {"ts": _microseconds(lane.since)}
+            elif not leaves:
+                still_queued.append(lane)
+        self._queued = still_queued
 
     def _new_lane(self, row: Row) -> _Lane:
         self._num_lanes += 1
@@ -186,8 +210,8 @@ def _cell_events(
     has_ended = cell.state in (State.FINISHED, State.ENDED)
     state = cell.before if has_ended else cell.state
     if lane.is_waiting:
-        lane.is_waiting = False
         yield _end(lane.thread, start)
+    lane.since, lane.is_waiting = None, False
     if state is None:
         return
     if state == State.PREEMPTED:
@@ -198,8 +222,6 @@ def _cell_events(
     else:
         args, name = {"step": step}, state
     yield _slice(REQUESTS, lane.thread, name, start, end, args)
-    if state == State.PREEMPTED and not has_ended:
-        yield from _wait(lane, end)
 
 
 def _sampled(chunk: ChunkRecord) -> Event:
@@ -213,13 +235,6 @@ def _sampled(chunk: ChunkRecord) -> Event:
 
 def _stage_ticks(record: StepRecord) -> list[int]:
     return [round(record.milliseconds[stage] * TICKS / 1000) for stage in STAGES]
-
-
-def _wait(lane: _Lane, since: int) -> Iterator[Event]:
-    """Begin to wait, unless it does already."""
-    if not lane.is_waiting:
-        lane.is_waiting = True
-        yield {"ph": "B", "pid": REQUESTS, "tid": lane.thread, "name": State.WAITING, "ts": _microseconds(since)}
 
 
 def _end(thread: int, at: int) -> Event:
