@@ -158,11 +158,11 @@ def test_a_name_that_is_used_again_gets_a_thread_of_its_own():
         ],
     )
     events = list(perfetto_events(trace))
-    assert labels(events) == {1: "a", 2: "a #2", 3: "a #2 #2", 4: "a #3"}
+    assert labels(events) == {3: "a", 4: "a #2", 5: "a #2 #2", 6: "a #3"}
     ends = [(e["tid"], e["name"], e["args"]["reason"]) for e in events if e.get("args", {}).get("reason")]
-    assert ends == [(1, "finished", "length"), (2, "ended early", "abort"), (4, "ended early", "error")]
+    assert ends == [(3, "finished", "length"), (4, "ended early", "abort"), (6, "ended early", "error")]
     waits = Counter((event["tid"], event["ph"]) for event in events if event["ph"] in "BE")
-    assert waits == {(thread, phase): 1 for thread in (2, 3, 4) for phase in "BE"}  # the first had not to
+    assert waits == {(thread, phase): 1 for thread in (4, 5, 6) for phase in "BE"}  # the first had not to
 
 
 @given(name=hostile, prompt=hostile, text=hostile)

@@ -95,7 +95,7 @@ class _Writer:
         self._end = 0  # of the step before, in ticks
         self._lanes: dict[int, _Lane] = {}  # of the unfinished, by their row's identity
         self._queued: list[_Lane] = []  # those in the queue that have not waited any time yet
-        self._num_lanes = 0
+        self._last_thread = REQUESTS  # what has its process's own number is taken for the main one, and shown first
         self._labels: set[str] = set()
         self._uses: Counter[str] = Counter()
 
@@ -171,8 +171,8 @@ class _Writer:
         self._queued = still_queued
 
     def _new_lane(self, row: Row) -> _Lane:
-        self._num_lanes += 1
-        return _Lane(row, self._num_lanes)
+        self._last_thread += 1
+        return _Lane(row, self._last_thread)
 
     def _label(self, name: str) -> str:
         """The thread's name: the sequence's, with a number behind it if another one is shown by the same."""
