@@ -159,13 +159,20 @@ def add_bench_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(name, metavar=metavar, help=text, **more)
 
     option("--rounds", "N", "turns of every row (default: 5)", type=int, default=5)
-    option("--rows", "ROW", "load, start, memory, prefill, decode-64, batch-16, exactness, ... (all)", nargs="+")
+    option(
+        "--rows", "ROW", "load, start, memory, prefill, decode-64, batch-16, serve-4, exactness, ... (all)", nargs="+"
+    )
     parser.add_argument("--peers", action="store_true", help="measure llama.cpp and transformers, too, turn by turn")
     option("--peer-python", "PATH", "a Python that has them (may be repeated; default: this one)", action="append")
     option("--as", "TYPE", "have llama.cpp store the model in this type first: Q8_0, F16, F32, ...", dest="storage")
     parser.add_argument("--quick", action="store_true", help="a few rows, once: to see that all works, not to quote")
     option("--json", "FILE", "write all figures there")
-    option("--plot", "FILE", "draw the roofline there (.png, .svg, .pdf)")
+    option(
+        "--plot",
+        "FILE",
+        "draw there (.png, .svg, .pdf), side by side: the roofline; the KV cache's size; and, where their rows were "
+        "measured, decode rate against batch size (batch) and latency against throughput (serve)",
+    )
 
 
 def bench(options: argparse.Namespace) -> None:

@@ -118,6 +118,11 @@ def decode_work(config: ModelConfig, weight_bytes: int, kv_bytes_per_token: int,
     )
 
 
+def kv_bytes_per_token(config: ModelConfig, bytes_per_number: int) -> int:
+    """Bytes that a position takes in the KV cache: a key and a value for every layer and key/value head."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * bytes_per_number
+
+
 def layer_flops(config: ModelConfig) -> int:
     """Operations that one token costs in the matrix products of all layers: two a weight."""
     shapes = config.tensor_shapes()

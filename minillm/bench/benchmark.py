@@ -14,14 +14,17 @@ from minillm import catalog
 from minillm.bench.exactness import encode_prompts, largest_difference
 from minillm.bench.machine import Machine, describe_machine, measure_machine, usable_cores
 from minillm.bench.peers import FLOAT32, OURS, PEERS, Engine, EngineSpec, find_engine, pythons_to_try, stored_as
-from minillm.bench.rows import FRESH, QUICK, SIZES, START_TOKENS, Computing, Row, choose_rows
+from minillm.bench.rows import FRESH, QUICK, SIZES, START_TOKENS, Computing, Row, Serving, choose_rows
 from minillm.bench.turns import Turns, take_turns
 from minillm.checkpoints import Checkpoint, open_checkpoint
 from minillm.checks import check_integer
+from minillm.config import ModelConfig
 from minillm.errors import BenchmarkError
 from minillm.roofline import Work
+from minillm.trace import RunMetrics
 
 MOST_STARTS = 3  # rounds of the rows about starting: they take long and vary little
+MOST_SERVES = 3  # and of those about serving
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,13 @@ class RowResult:
     turns: Turns = field(default_factory=Turns)
     work: Work | None = None
     skipped: str = ""  # why nothing was measured
+    runs: list[RunMetrics] = field(default_factory=list)  # of a row about serving: a turn's each
+
+    @property
+    def typical_run(self) -> RunMetrics | None:
+        """The one of the median duration, whose figures belong together; None if none was measured."""
+        runs = sorted(self.runs, key=lambda run: run.seconds)
+        return runs[len(runs) // 2] if runs else None
 
 
 @dataclass
@@ -73,6 +83,7 @@ class Benchmark:
     versions: dict[str, str]  # engines that were measured
     not_measured: dict[str, str]  # engines that were not, and why
     results: list[RowResult]
+    config: ModelConfig
 
 
 def run_benchmark(
@@ -120,6 +131,7 @@ def run_benchmark(
             versions={engine.name: engine.facts["version"] for engine in engines},
             not_measured=not_measured,
             results=_measure_rows(rows, engines, checkpoint, rounds, announce),
+            config=checkpoint.config,
         )
     if not settings.quick:  # again: it may have been slower, or faster, before
         measure_machine(machine)
@@ -136,6 +148,7 @@ def _measure_rows(
     announce: Callable[[str], None],
 ) -> list[RowResult]:
     starts: dict[str, Turns] | None = None  # one fresh process answers three rows
+    served: dict[Row, RowResult] | None = None  # policies take turns
     results = []
     for row in rows:
         announce(f"measuring {row.name} ...")
@@ -145,6 +158,11 @@ def _measure_rows(
         elif row.group in FRESH:
             starts = starts or measure_starts(engines, min(rounds, MOST_STARTS))
             result = RowResult(row, starts[row.group])
+        elif row.group == "serve":
+            served = served or measure_serving(
+                [each for each in rows if each.group == "serve"], engines[0], checkpoint.config.vocab_size, rounds
+            )
+            result = served[row]
         elif row.group == "exactness":
             result = measure_exactness(row, engines, checkpoint)
         else:
@@ -167,6 +185,22 @@ def measure_computing(row: Row, engines: Sequence[Engine], vocab_size: int, roun
     turns = take_turns(engines[0].name, measures, rounds)
     turns.failures |= failures
     return turns
+
+
+def measure_serving(rows: Sequence[Row], ours: Engine, vocab_size: int, rounds: int) -> dict[Row, RowResult]:
+    """The rows "serve", by turns: all of them once, untimed first, and all of them again."""
+    tasks = {row: Serving(row, vocab_size) for row in rows}
+    results = {row: RowResult(row) for row in rows}
+    try:
+        tasks[rows[0]].run(ours.loaded())
+        for _ in range(min(rounds, MOST_SERVES)):
+            for row, task in tasks.items():
+                results[row].runs.append(task.run(ours.loaded()))
+    except BenchmarkError as error:
+        return {row: RowResult(row, Turns(failures={ours.name: str(error)})) for row in rows}
+    for result in results.values():
+        result.turns.amounts[ours.name] = [run.seconds for run in result.runs]
+    return results
 
 
 def measure_starts(engines: Sequence[Engine], rounds: int) -> dict[str, Turns]:

@@ -8,14 +8,14 @@ from pathlib import Path
 from rich.console import Console
 
 from minillm.bench.benchmark import Benchmark, Settings, run_benchmark
-from minillm.bench.plot import check_can_plot, draw_roofline
+from minillm.bench.plot import check_can_plot, draw
 from minillm.bench.report import show, to_json
 from minillm.catalog import Report
 from minillm.errors import RequestError
 
 
 def run(settings: Settings, *, json_file: str | None = None, plot_file: str | None = None) -> Benchmark:
-    """Run the benchmark, print its table, and write it as JSON and as a roofline plot where files are named.
+    """Run the benchmark, print its table, and write it as JSON and as pictures where files are named.
 
     Raises
     ------
@@ -34,5 +34,5 @@ def run(settings: Settings, *, json_file: str | None = None, plot_file: str | No
     if json_file:
         Path(json_file).write_text(json.dumps(to_json(benchmark), indent=2) + "\n", encoding="utf-8")
     if plot_file:
-        draw_roofline(benchmark, Path(plot_file))
+        draw(benchmark, Path(plot_file))
     return benchmark

@@ -1,17 +1,28 @@
-"""The roofline, drawn: what the machine can do at best, and where each row of a benchmark lies below it."""
+"""A benchmark as pictures, side by side in one file: what `minillm.plots` can draw of the rows that were measured."""
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minillm.bench.benchmark import Benchmark
+from minillm import plots
+from minillm.bench.benchmark import Benchmark, RowResult
+from minillm.bench.rows import Row
 from minillm.bench.turns import Spread
 from minillm.errors import RequestError
+from minillm.kv_cache import DTYPES
+from minillm.roofline import kv_bytes_per_token
+from minillm.trace import RunMetrics
 
-MARKERS = {"minillm": "o", "llama.cpp": "s", "transformers float32": "^", "transformers bfloat16": "v"}
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PANEL = (6.5, 4.4)  # inches
 
 
 def check_can_plot() -> None:
@@ -20,40 +31,87 @@ def check_can_plot() -> None:
         raise RequestError('--plot needs matplotlib; run: pip install "minillm[plot]"')
 
 
-def draw_roofline(benchmark: Benchmark, path: Path) -> None:
-    """Write the picture to `path`; its suffix says as what (.png, .svg, .pdf).
+def draw(benchmark: Benchmark, path: Path) -> None:
+    """Write the pictures to `path`; its suffix says as what (.png, .svg, .pdf).
 
-    Every engine is charged for the operations and bytes that minillm needs for the same row, so that higher is
-    faster. All axes are logarithmic.
+    In the roofline every engine is charged for the operations and bytes that minillm needs for the same row, so that
+    higher is faster.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 5), layout="constrained")
+    pictures = list(_pictures(benchmark))
+    rows = (len(pictures) + 1) // 2
+    figure = Figure(figsize=(2 * PANEL[0], rows * PANEL[1]), layout="constrained")
     FigureCanvasAgg(figure)  # files only: no window, no state shared with anybody's pyplot
-    axes = figure.add_subplot(xscale="log", yscale="log")
-    measured = [result for result in benchmark.results if result.work is not None and result.turns.amounts]
-    intensities = [result.work.intensity for result in measured] or [1.0]
-    roofline = benchmark.machine.roofline
-    ridge = roofline.peak / roofline.bandwidth
-    reach = np.geomspace(min([*intensities, ridge]) / 4, max([*intensities, ridge]) * 4, 200)
-    axes.plot(reach, [roofline.attainable(x) / 1e9 for x in reach], color="black", label="the machine's limit")
-    for engine in benchmark.versions:
-        rows = [result for result in measured if engine in result.turns.amounts]
-        rates = [result.work.flops / Spread.of(result.turns.amounts[engine]).median / 1e9 for result in rows]
-        axes.plot([result.work.intensity for result in rows], rates, MARKERS.get(engine, "d"), label=engine, alpha=0.8)
-        if engine == "minillm":
-            for result, rate in zip(rows, rates, strict=True):
-                axes.annotate(
-                    result.row.name,
-                    (result.work.intensity, rate),
-                    xytext=(5, -9),
-                    textcoords="offset points",
-                    fontsize=7,
-                )
-    axes.set_xlabel("operations for every byte read")
-    axes.set_ylabel("GFLOP/s")
+    grid = figure.add_gridspec(rows, 2)
+    is_odd = len(pictures) % 2  # then the first takes a whole row
+    for number, picture in enumerate(pictures):
+        place = number + is_odd if number else 0
+        picture(figure.add_subplot(grid[0, :] if is_odd and not number else grid[place // 2, place % 2]))
     machine = benchmark.machine
-    axes.set_title(f"{benchmark.model.name} on {machine.cpu}, {machine.threads} threads", fontsize=9)
-    figure.legend(loc="outside lower center", ncols=3, fontsize=8)
+    figure.suptitle(f"{benchmark.model.name} on {machine.cpu}, {machine.threads} threads", fontsize=9)
     figure.savefig(path, dpi=150)
+
+
+def _pictures(benchmark: Benchmark) -> Iterator[Callable[[Axes], None]]:
+    """Each draws itself into an Axes."""
+    points = _roofline_points(benchmark)
+    yield lambda axes: plots.roofline(axes, benchmark.machine.roofline, points)
+    if rates := _decode_rates(benchmark):
+        yield lambda axes: plots.decode_rate(axes, rates, _decode_limit(benchmark, max(map(max, rates.values()))))
+    yield lambda axes: _draw_kv_bytes(axes, benchmark)
+    if runs := _runs(benchmark):
+        for latency in plots.LATENCIES:
+            yield partial(plots.latency_against_throughput, runs=runs, latency=latency)
+
+
+def _median(result: RowResult, engine: str) -> float:
+    return Spread.of(result.turns.amounts[engine]).median
+
+
+def _roofline_points(benchmark: Benchmark) -> dict[str, dict[str, tuple[float, float]]]:
+    """By engine and row: operations for every byte, and operations a second."""
+    points: dict[str, dict[str, tuple[float, float]]] = {}
+    for engine in benchmark.versions:
+        for result in benchmark.results:
+            if result.work is not None and engine in result.turns.amounts:
+                point = result.work.intensity, result.work.flops / _median(result, engine)
+                points.setdefault(engine, {})[result.row.name] = point
+    return points
+
+
+def _decode_rates(benchmark: Benchmark) -> dict[str, dict[int, float]]:
+    """By engine and batch size: tokens a second. Only engines that were measured."""
+    rates: dict[str, dict[int, float]] = {}
+    for result in sorted(benchmark.results, key=lambda result: result.row.size):
+        if result.row.group == "batch":
+            for engine in result.turns.amounts:
+                rates.setdefault(engine, {})[result.row.size] = result.row.tokens / _median(result, engine)
+    return rates
+
+
+def _decode_limit(benchmark: Benchmark, largest: int) -> dict[int, float]:
+    """By batch size: tokens a second at best."""
+    roofline = benchmark.machine.roofline
+    works = {
+        size: Row("batch", size).work(benchmark.config, benchmark.weight_bytes, benchmark.kv_bytes_per_token)
+        for size in range(1, largest + 1)
+    }
+    return {size: size / roofline.seconds(work) for size, work in works.items()}
+
+
+def _draw_kv_bytes(axes: Axes, benchmark: Benchmark) -> None:
+    sizes = {dtype: kv_bytes_per_token(benchmark.config, np.dtype(dtype).itemsize) for dtype in DTYPES}
+    weights = benchmark.weight_bytes
+    levels = {f"the weights, {weights / 1e6:,.0f} MB": weights}
+    plots.kv_bytes(axes, sizes, levels, (16, benchmark.config.context_length))
+
+
+def _runs(benchmark: Benchmark) -> dict[str, dict[int, RunMetrics]]:
+    """By policy and number of clients: the run that stands for the others."""
+    runs: dict[str, dict[int, RunMetrics]] = {}
+    for result in sorted(benchmark.results, key=lambda result: result.row.size):
+        if run := result.typical_run:
+            runs.setdefault(result.row.policy, {})[result.row.size] = run
+    return runs

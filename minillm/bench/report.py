@@ -11,11 +11,16 @@ from rich.table import Table
 
 from minillm.bench.benchmark import Benchmark, RowResult
 from minillm.bench.peers import OURS
-from minillm.bench.rows import Row
+from minillm.bench.rows import ANSWER_LENGTHS, PROMPT_LENGTHS, SERVED, Row
 from minillm.bench.turns import Spread
 from minillm.roofline import Roofline
 
 NOTHING = "-"
+SERVING = (
+    f"serving {SERVED} requests with prompts of {PROMPT_LENGTHS[0]} to {PROMPT_LENGTHS[1]} tokens and answers of "
+    f"{ANSWER_LENGTHS[0]} to {ANSWER_LENGTHS[1]}; a client sends its next one when it has its answer; TPOT is the time "
+    "per output token, TTFT that to the first; of each row, the run of the median duration"
+)
 
 
 def show(benchmark: Benchmark, console: Console) -> None:
@@ -25,7 +30,13 @@ def show(benchmark: Benchmark, console: Console) -> None:
     for line in conditions(benchmark):
         console.print(line, markup=False, highlight=False)
     console.print()
-    console.print(build_table(benchmark, plain=not console.is_terminal))
+    served = [result for result in benchmark.results if result.row.group == "serve"]
+    if len(served) < len(benchmark.results):
+        console.print(build_table(benchmark, plain=not console.is_terminal))
+    if served:
+        console.print(SERVING, markup=False, highlight=False)
+        console.print()
+        console.print(build_serving_table(benchmark, plain=not console.is_terminal))
     notes = footnotes(benchmark)
     if notes:
         console.print()
@@ -57,7 +68,7 @@ def _best(spread: Spread, unit: str) -> str:
 
 
 def build_table(benchmark: Benchmark, *, plain: bool) -> Table:
-    """A line a row, a column an engine."""
+    """A line a row, a column an engine. Rows about serving have a table of their own."""
     peers = [name for name in benchmark.versions if name != OURS.name]
     table = Table(box=box.MARKDOWN if plain else box.SIMPLE_HEAD)
     table.add_column("")
@@ -67,10 +78,28 @@ def build_table(benchmark: Benchmark, *, plain: bool) -> Table:
         table.add_column(peer, justify="right")
         table.add_column("ratio", justify="right")
     for result in benchmark.results:
+        if result.row.group == "serve":
+            continue
         cells = [result.row.title, _amount_cell(result, OURS.name), _limit_cell(result, benchmark)]
         for peer in peers:
             cells += [_amount_cell(result, peer), _ratio_cell(result, peer)]
         table.add_row(*cells)
+    return table
+
+
+def build_serving_table(benchmark: Benchmark, *, plain: bool) -> Table:
+    """A line a load and policy; columns for what the machine makes of it, and what a client feels."""
+    table = Table(box=box.MARKDOWN if plain else box.SIMPLE_HEAD)
+    table.add_column("")
+    for heading in ("all together", "TPOT: median", "95th percentile", "TTFT: median", "95th percentile"):
+        table.add_column(heading, justify="right")
+    for result in benchmark.results:
+        if result.row.group == "serve":
+            run = result.typical_run
+            times = (run.median_tpot, run.p95_tpot, run.median_ttft, run.p95_ttft) if run else ()
+            table.add_row(
+                result.row.title, _amount_cell(result, OURS.name), *(f"{1e3 * time:.0f} ms" for time in times)
+            )
     return table
 
 
@@ -133,6 +162,8 @@ def format_amount(row: Row, amount: float) -> str:
 def footnotes(benchmark: Benchmark) -> list[str]:
     """What the table left out, and why."""
     notes = [f"{name} not measured: {why}" for name, why in benchmark.not_measured.items()]
+    if len(benchmark.versions) > 1 and any(result.row.group == "serve" for result in benchmark.results):
+        notes.append("serve: compares minillm's own policies; other engines take no part")
     for result in benchmark.results:
         if result.skipped:
             notes.append(f"{result.row.name} skipped: {result.skipped}")
@@ -180,6 +211,8 @@ def _row_to_json(result: RowResult, roofline: Roofline) -> dict[str, Any]:
 
     row = {"name": result.row.name, "amounts": spreads(result.turns.amounts, rate)}
     row |= {"ratios": spreads(result.turns.ratios), "failures": result.turns.failures}
+    if result.runs:
+        row["runs"] = [vars(run) for run in result.runs]
     if result.skipped:
         row["skipped"] = result.skipped
     if result.work is not None and OURS.name in result.turns.amounts:

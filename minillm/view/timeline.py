@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from string import ascii_letters
 
-from minillm.trace import PREFILL, Arrival, RunFacts, StepRecord, sequence_name
+from minillm.trace import PREFILL, Arrival, Finish, RunFacts, StepRecord, sequence_name
 from minillm.view.shown import shown
 
 HISTORY = 512  # steps that are remembered; more columns no view has
@@ -29,10 +29,14 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Cell:
-    """A sequence in a step: what became of it, and how many of its tokens were computed."""
+    """A sequence in a step: what became of it, and how many of its tokens were computed.
+
+    Where an answer ended, `before` is what the step meant to the sequence until then; None if it only waited.
+    """
 
     state: State
     num_tokens: int = 0
+    before: State | None = None
 
 
 @dataclass
@@ -100,15 +104,22 @@ class Timeline:
         self._num_rows = 0
         self._fresh: list[Row] = []
         self._finished: list[Row] = []
+        self._touched: dict[int, Row] = {}  # by identity: a name may be used again within a step
 
-    def push(self, record: StepRecord) -> None:
-        """Take in the next step."""
+    def push(self, record: StepRecord) -> list[Row]:
+        """Take in the next step; returns the rows it says anything of, those that ended with it among them."""
         if self.record is None:
             self.first = record.step
-        self.record = record
+        self.record, self._touched = record, {}
         for row in self._fresh:
             row.fresh = 0
         self._fresh = []
+        ended_in_it = []
+        for finish in record.finished:
+            if self._has_left_its_name(finish, record):
+                self._finish(finish)
+            else:
+                ended_in_it.append(finish)
         for arrival in record.arrived:
             self._arrive(arrival, record.step)
         for sequence in record.running:
@@ -124,8 +135,9 @@ class Timeline:
                 self._grow(self._row(chunk.request_id, token.completion), token.text, row)
         for preemption in record.preempted:
             self._row(preemption.request_id, preemption.completion).put(record.step, Cell(State.PREEMPTED))
-        for finish in record.finished:
-            self._finish(self._row(finish.request_id, finish.completion), finish.reason)
+        for finish in ended_in_it:
+            self._finish(finish)
+        return list(self._touched.values())
 
     def owners(self) -> dict[int, list[Row]]:
         """For each block that is held in the newest step: the sequences whose tables name it, first admitted first."""
@@ -149,7 +161,16 @@ class Timeline:
             letter = LETTERS[self._num_rows % len(LETTERS)]
             self.rows[name] = Row(name, letter, self.record.step)
             self._num_rows += 1
-        return self.rows[name]
+        row = self.rows[name]
+        self._touched[id(row)] = row
+        return row
+
+    def _has_left_its_name(self, finish: Finish, record: StepRecord) -> bool:
+        """Whether its sequence was aborted before a request arrived that got the same id: both in one record."""
+        if finish.reason != "abort" or all(arrival.request_id != finish.request_id for arrival in record.arrived):
+            return False
+        row = self.rows.get(sequence_name(finish.request_id, finish.completion))
+        return row is not None and row.reason is None
 
     def _grow(self, row: Row, text: str, parent: Row) -> None:
         if row is not parent and not row.num_answered:  # it has parted from its request's first completion just now
@@ -162,12 +183,13 @@ class Timeline:
         row.num_answered += 1
         self._fresh.append(row)
 
-    def _finish(self, row: Row, reason: str) -> None:
+    def _finish(self, finish: Finish) -> None:
+        row = self._row(finish.request_id, finish.completion)
         self._finished.append(row)
-        row.until, row.reason = self.record.step, reason
-        state = State.FINISHED if reason in ("stop", "length") else State.ENDED
+        row.until, row.reason = self.record.step, finish.reason
+        state = State.FINISHED if finish.reason in ("stop", "length") else State.ENDED
         computed = row.cells.get(self.record.step)
-        row.put(self.record.step, Cell(state, computed.num_tokens if computed else 0))
+        row.put(self.record.step, Cell(state, computed.num_tokens, computed.state) if computed else Cell(state))
         if len(self._finished) > KEPT_FINISHED:
             oldest = self._finished.pop(0)
             if self.rows.get(oldest.name) is oldest:

@@ -7,4 +7,8 @@ An engine is a class `Engine` with these methods. Tokens are ids; times are in s
     fill(prompts)               put sequences of equal length into the KV cache, to be continued by `decode`
     decode(tokens, repeats)     compute one new token for each sequence, so often, always at the same position
     logits(tokens, path)        write the scores after every token, float32 [T, V], to an .npy file
+
+Ours has one more, about which nobody else is asked:
+
+    serve(prompts, answer_lengths, clients, **options)    serve them all; returns how each fared
 """
