@@ -2,6 +2,7 @@
 
     python examples/generate.py "Why is the sky blue?"
     python examples/generate.py --raw "Once upon a time" --temperature 0.8 --seed 1
+    python examples/generate.py --trace run.jsonl       # then: minillm trace run.jsonl --open
 
 A good place for a breakpoint is any line of `Engine.step`, or of `Transformer.forward`. To step into the
 arithmetic too, add `--backend numpy`, or set NUMBA_DISABLE_JIT=1 to step through the kernels themselves.
@@ -19,6 +20,7 @@ def main() -> None:
     cli.add_prompt_options(parser)
     cli.add_model_options(parser)
     cli.add_sampling_options(parser)
+    cli.add_record_option(parser)
     options = parser.parse_args()
 
     llm = cli.load_model(options)
@@ -27,8 +29,9 @@ def main() -> None:
         prompt = llm.encode_chat([{"role": "user", "content": prompt}])
     else:
         print(prompt, end="")
-    for delta in llm.stream(prompt, cli.sampling_params(options)):
-        print(delta.text, end="", flush=True)
+    with cli.recorded(llm, options.trace):
+        for delta in llm.stream(prompt, cli.sampling_params(options)):
+            print(delta.text, end="", flush=True)
     print("\n")
     print(cli.summary(delta.metrics))
 

@@ -1,18 +1,25 @@
-"""The command line: `minillm generate` answers once, `minillm chat` holds a conversation, `minillm bench` measures."""
+"""The command line: `minillm generate` answers once, `minillm chat` holds a conversation, `minillm bench` measures,
+`minillm trace` draws what was recorded."""
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
+import webbrowser
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from minillm import LLM, Delta, Metrics, MinillmError, SamplingParams, __version__
 from minillm.ops import BACKENDS
+from minillm.roofline import Roofline
+from minillm.trace import Trace
 
 DEFAULT_PROMPT = "What is the capital of France, and what is it known for?"
 
@@ -55,6 +62,27 @@ def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int = 128)
     option("--min-p", float, 0.0, "P", "drop what is less likely than P times the best (default: 0, nothing)")
     option("--repetition-penalty", float, 1.0, "R", "over 1 discourages repeats (default: 1)")
     option("--seed", int, None, "N", "draw the same tokens again (default: a new seed)")
+
+
+def add_record_option(parser: argparse.ArgumentParser) -> None:
+    """Whether the run is to be kept."""
+    parser.add_argument("--trace", metavar="FILE", help="record the run there, for `minillm trace FILE`")
+
+
+@contextmanager
+def recorded(llm: LLM, path: str | None) -> Iterator[None]:
+    """Write what the engine does meanwhile to `path`, whatever ends it; None records nothing."""
+    if path is None:
+        yield
+        return
+    trace = Trace(llm.engine.facts)
+    trace.write(path)  # fails at once, not at the end
+    llm.engine.listeners.append(trace.append)
+    try:
+        yield
+    finally:
+        llm.engine.listeners.remove(trace.append)
+        trace.write(path)
 
 
 def sampling_params(options: argparse.Namespace) -> SamplingParams:
@@ -120,7 +148,8 @@ def generate(options: argparse.Namespace) -> None:
     else:
         prompt = options.prompt
         print(prompt, end="", flush=True)
-    _, metrics = show_stream(llm.stream(prompt, sampling_params(options)))
+    with recorded(llm, options.trace):
+        _, metrics = show_stream(llm.stream(prompt, sampling_params(options)))
     if metrics:
         show_summary(metrics)
 
@@ -192,6 +221,57 @@ def bench(options: argparse.Namespace) -> None:
     run(settings, json_file=options.json, plot_file=options.plot)
 
 
+def add_trace_options(parser: argparse.ArgumentParser) -> None:
+    """Which runs to draw, and where."""
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a recorded run, or two to see side by side")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the page (default: beside the run, with .html)")
+    parser.add_argument("--open", action="store_true", help="show it in the browser")
+    parser.add_argument(
+        "--roofline",
+        type=roofline,
+        metavar="GB/S,GFLOP/S",
+        help="what the machine can do, as `minillm bench` says it (default: the best that the run itself reached)",
+    )
+
+
+def roofline(text: str) -> Roofline:
+    """What `--roofline` means: gigabytes and billions of operations a second.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        It is not two numbers over 0.
+    """
+    try:
+        bandwidth, peak = (float(part) for part in text.split(","))
+    except ValueError:
+        bandwidth = peak = math.nan
+    if not (0 < bandwidth < math.inf and 0 < peak < math.inf):
+        raise argparse.ArgumentTypeError(f"{text!r} is not two numbers over 0 with a comma between, such as 46.5,247")
+    return Roofline(bandwidth * 1e9, peak * 1e9)
+
+
+def trace(options: argparse.Namespace) -> None:
+    """`minillm trace`: a recorded run as a page for the browser, or two side by side."""
+    from minillm.view.browser import MOST_TRACES, write_page  # only now: an answer need not wait for it
+
+    if len(options.runs) > MOST_TRACES:
+        raise ValueError(f"{len(options.runs)} runs; a page shows one, or two side by side")
+    output = Path(options.output or Path(options.runs[0]).with_suffix(".html"))
+    _check_writes_over_none(output, options.runs)
+    traces = [Trace.read(path) for path in options.runs]
+    write_page(traces, output, names=[Path(path).stem for path in options.runs], roofline=options.roofline)
+    print(output)
+    if options.open:
+        webbrowser.open(output.resolve().as_uri())
+
+
+def _check_writes_over_none(output: Path, runs: Sequence[str]) -> None:
+    for run in runs:
+        if output.exists() and Path(run).exists() and output.samefile(run):
+            raise ValueError(f"{output} is the run itself, which would be lost; name another file with -o")
+
+
 def _read_message(interactive: bool) -> str | None:
     """The next line that says something; None at the end."""
     while True:
@@ -215,6 +295,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_prompt_options(command)
     add_model_options(command)
     add_sampling_options(command)
+    add_record_option(command)
     command.set_defaults(run=generate)
 
     command = commands.add_parser("chat", help="hold a conversation", description=chat.__doc__)
@@ -228,6 +309,10 @@ def build_parser() -> argparse.ArgumentParser:
     add_model_options(command, backends=False)
     add_bench_options(command)
     command.set_defaults(run=bench)
+
+    command = commands.add_parser("trace", help="look at a recorded run", description=trace.__doc__)
+    add_trace_options(command)
+    command.set_defaults(run=trace)
     return parser
 
 

@@ -14,6 +14,7 @@ import typing
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cache
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,11 @@ from minillm.trace.records import DECODE, PREFILL, STAGES, RunFacts, StepRecord
 
 FORMAT_VERSION = 2
 HEADER_KEY = "minillm_trace"  # what the first line has, and its value is the version
+MOST = 2**53 - 1  # the largest integer that every reader of JSON holds exactly (RFC 8259, section 6)
+
+
+Place = str | tuple[Any, str]  # where in a file: the line, or a place and the name of a field in it
+Reader = Callable[[Any, Place], Any]
 
 
 @dataclass
@@ -117,13 +123,13 @@ def from_json(kind: type, value: Any, where: str) -> Any:
 
 
 @cache
-def _reader(kind: Any) -> Callable[[Any, str], Any]:
+def _reader(kind: Any) -> Reader:
     """What turns a JSON value into a `kind`, made once a type."""
     if is_dataclass(kind):
         return _record_reader(kind)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is list:
-        return _list_reader(_reader(arguments[0]))
+        return _list_reader(arguments[0])
     if origin is dict:
         return _dict_reader(_reader(arguments[1]))
     if origin is types.UnionType:
@@ -134,49 +140,62 @@ def _reader(kind: Any) -> Callable[[Any, str], Any]:
     return _plain_reader(kind)
 
 
-def _plain_reader(kind: type) -> Callable[[Any, str], Any]:
+def _plain_reader(kind: type) -> Reader:
     wanted = {int: "an integer", float: "a finite number", str: "a string", bool: "true or false"}[kind]
 
-    def read(value: Any, where: str) -> Any:
+    def read(value: Any, where: Place) -> Any:
         is_kind = type(value) is kind or (kind is float and type(value) is int)  # not isinstance: True is no integer
         if not is_kind or (kind is float and not abs(value) <= sys.float_info.max):
-            raise TraceError(f"{where} is {value!r:.40}; wanted {wanted}")
+            raise TraceError(f"{_said(where)} is {value!r:.40}; wanted {wanted}")
+        if kind is int and not -MOST <= value <= MOST:
+            raise TraceError(
+                f"{_said(where)} is {value!r:.40}; wanted an integer of at most 2^53 - 1, which others can read"
+            )
         return kind(value)
 
     return read
 
 
-def _list_reader(read_item: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
-    def read(value: Any, where: str) -> Any:
+def _list_reader(kind: Any) -> Reader:
+    read_item = _reader(kind)
+
+    def read(value: Any, where: Place) -> Any:
         if not isinstance(value, list):
-            raise TraceError(f"{where} is {value!r:.40}; wanted a list")
+            raise TraceError(f"{_said(where)} is {value!r:.40}; wanted a list")
+        if kind is int and value and set(map(type, value)) == {int} and min(value) >= -MOST and max(value) <= MOST:
+            return value  # block tables are most of a file: checked in one go
         return [read_item(item, where) for item in value]
 
     return read
 
 
-def _dict_reader(read_item: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
-    def read(value: Any, where: str) -> Any:
+def _dict_reader(read_item: Reader) -> Reader:
+    def read(value: Any, where: Place) -> Any:
         if not isinstance(value, dict):
-            raise TraceError(f"{where} is {value!r:.40}; wanted an object")
-        return {key: read_item(item, f"{where}, {key}") for key, item in value.items()}
+            raise TraceError(f"{_said(where)} is {value!r:.40}; wanted an object")
+        return {key: read_item(item, (where, key)) for key, item in value.items()}
 
     return read
 
 
-def _record_reader(kind: type) -> Callable[[Any, str], Any]:
+def _record_reader(kind: type) -> Reader:
     hints = typing.get_type_hints(kind)
     readers = {f.name: _reader(hints[f.name]) for f in fields(kind) if f.metadata.get("in_file", True)}
 
-    def read(value: Any, where: str) -> Any:
+    def read(value: Any, where: Place) -> Any:
         if not isinstance(value, dict):
-            raise TraceError(f"{where} is {value!r:.40}; wanted an object with {', '.join(readers)}")
+            raise TraceError(f"{_said(where)} is {value!r:.40}; wanted an object with {', '.join(readers)}")
         if value.keys() != readers.keys():
             missing, unknown = sorted(readers.keys() - value.keys()), sorted(value.keys() - readers.keys())
-            raise TraceError(f"{where}: a {kind.__name__} lacks fields {missing} and has unknown ones {unknown}")
-        return kind(**{name: reader(value[name], f"{where}, {name}") for name, reader in readers.items()})
+            raise TraceError(f"{_said(where)}: a {kind.__name__} lacks fields {missing} and has unknown ones {unknown}")
+        return kind(*[reader(value[name], (where, name)) for name, reader in readers.items()])
 
     return read
+
+
+def _said(where: Place) -> str:
+    """A place in words. It is only put together when there is something to say of it: a file has millions."""
+    return where if isinstance(where, str) else f"{_said(where[0])}, {where[1]}"
 
 
 def _object(line: bytes, where: str) -> dict[str, Any]:
@@ -229,9 +248,12 @@ def _check_step(record: StepRecord, trace: Trace, where: str) -> None:
         check(record.time >= before.time, f"time {record.time} comes after {before.time}, of the step before")
     num_blocks = trace.facts.num_blocks
     check(record.pool.num_blocks == num_blocks, f"{record.pool.num_blocks} blocks, but the header has {num_blocks}")
+    check(min(record.milliseconds.values(), default=0) >= 0, f"a stage took {record.milliseconds}")
+    check(isfinite(record.end), f"time {record.time} and milliseconds {record.milliseconds} come to no number")
     tables = [chunk.block_table for chunk in record.chunks] + [sequence.block_table for sequence in record.running]
-    named = [block for table in tables for block in table] + record.pool.cached
-    check(set(named) <= set(range(num_blocks)), f"blocks are 0 to {num_blocks - 1}, but it names {set(named)}")
+    for table in [*filter(None, tables), record.pool.cached or [0]]:
+        fits = min(table) >= 0 and max(table) < num_blocks
+        check(fits, f"blocks are 0 to {num_blocks - 1}, but it names {min(table)} to {max(table)}")
     check(min(record.pool.references, default=0) >= 0, "a block is named by fewer than no tables")
     check(not any(record.pool.references[block] for block in record.pool.cached), "a cached block is held as well")
     stages = set(record.milliseconds)

@@ -39,6 +39,9 @@ class Cell:
     before: State | None = None
 
 
+HELD_UP = Cell(State.HELD_UP)  # of every running sequence in every step, until it turns out to be something else
+
+
 @dataclass
 class Row:
     """A sequence, from its arrival on.
@@ -47,6 +50,8 @@ class Row:
     ----------
     name : as the records have it; the request's id, with the completion's number if that is not the first.
     letter : by which it is known in maps; 52 sequences later another one gets the same.
+    number : how many came before it.
+    came : the step whose record named it first.
     since, until : the first step it was seen in, and the one it ended in.
     prompt : its prompt, safe to show; empty if the trace does not tell.
     answer, fresh : its answer so far, safe to show, and how many characters of it the newest step has brought.
@@ -58,6 +63,8 @@ class Row:
 
     name: str
     letter: str
+    number: int
+    came: int
     since: int
     prompt: str = ""
     num_prompt_tokens: int = 0
@@ -78,32 +85,39 @@ class Row:
         there = self.since <= step and (self.until is None or step < self.until)
         return Cell(State.WAITING) if there else None  # whoever neither runs nor has ended waits
 
-    def put(self, step: int, cell: Cell) -> None:
-        """Remember it, and forget what is too long ago."""
+    def put(self, step: int, cell: Cell, history: int | None) -> None:
+        """Remember it, and forget what is longer ago than the last `history` cells; None forgets nothing."""
         self.cells[step] = cell
-        if len(self.cells) > HISTORY:
+        if history is not None and len(self.cells) > history:
             del self.cells[next(iter(self.cells))]
 
 
 class Timeline:
     """All sequences of a run, in the order they came in.
 
-    Attributes
+    Parameters
     ----------
     facts : RunFacts of the run.
+    history : cells that a row remembers; None for all of them.
+    kept_finished : rows of finished sequences that are remembered; None for all of them.
+
+    Attributes
+    ----------
     rows : of the unfinished sequences and of those that finished last, by name.
+    finished : those that finished last, whether or not another sequence has got their name since.
     record : the newest StepRecord, or None.
     first : the first step that was seen.
     """
 
-    def __init__(self, facts: RunFacts):
+    def __init__(self, facts: RunFacts, history: int | None = HISTORY, kept_finished: int | None = KEPT_FINISHED):
         self.facts = facts
+        self.history, self.kept_finished = history, kept_finished
         self.rows: dict[str, Row] = {}
+        self.finished: list[Row] = []
         self.record: StepRecord | None = None
         self.first = 0
         self._num_rows = 0
         self._fresh: list[Row] = []
-        self._finished: list[Row] = []
         self._touched: dict[int, Row] = {}  # by identity: a name may be used again within a step
 
     def push(self, record: StepRecord) -> list[Row]:
@@ -123,21 +137,26 @@ class Timeline:
         for arrival in record.arrived:
             self._arrive(arrival, record.step)
         for sequence in record.running:
-            self._row(sequence.request_id, sequence.completion).put(record.step, Cell(State.HELD_UP))
+            self._put(self._row(sequence.request_id, sequence.completion), HELD_UP)
         for chunk in record.chunks:
             row = self._row(chunk.request_id, chunk.completion)
             repeated = max(0, min(row.num_computed, chunk.start + chunk.num_tokens) - chunk.start)
             row.num_recomputed += repeated
             row.num_computed = max(row.num_computed, chunk.start + chunk.num_tokens)
             state = State.DECODE if chunk.phase != PREFILL else State.RECOMPUTE if repeated else State.PREFILL
-            row.put(record.step, Cell(state, chunk.num_tokens))
+            self._put(row, Cell(state, chunk.num_tokens))
             for token in chunk.sampled:
                 self._grow(self._row(chunk.request_id, token.completion), token.text, row)
         for preemption in record.preempted:
-            self._row(preemption.request_id, preemption.completion).put(record.step, Cell(State.PREEMPTED))
+            self._put(self._row(preemption.request_id, preemption.completion), Cell(State.PREEMPTED))
         for finish in ended_in_it:
             self._finish(finish)
         return list(self._touched.values())
+
+    def everyone(self) -> list[Row]:
+        """All rows that are remembered, in the order they came in."""
+        rows = {row.number: row for row in [*self.finished, *self.rows.values()]}
+        return [rows[number] for number in sorted(rows)]
 
     def owners(self) -> dict[int, list[Row]]:
         """For each block that is held in the newest step: the sequences whose tables name it, first admitted first."""
@@ -159,7 +178,7 @@ class Timeline:
         if name not in self.rows or self.rows[name].reason is not None:
             self.rows.pop(name, None)  # an id may be used again; its new bearer comes last
             letter = LETTERS[self._num_rows % len(LETTERS)]
-            self.rows[name] = Row(name, letter, self.record.step)
+            self.rows[name] = Row(name, letter, self._num_rows, self.record.step, self.record.step)
             self._num_rows += 1
         row = self.rows[name]
         self._touched[id(row)] = row
@@ -185,12 +204,15 @@ class Timeline:
 
     def _finish(self, finish: Finish) -> None:
         row = self._row(finish.request_id, finish.completion)
-        self._finished.append(row)
+        self.finished.append(row)
         row.until, row.reason = self.record.step, finish.reason
         state = State.FINISHED if finish.reason in ("stop", "length") else State.ENDED
         computed = row.cells.get(self.record.step)
-        row.put(self.record.step, Cell(state, computed.num_tokens, computed.state) if computed else Cell(state))
-        if len(self._finished) > KEPT_FINISHED:
-            oldest = self._finished.pop(0)
+        self._put(row, Cell(state, computed.num_tokens, computed.state) if computed else Cell(state))
+        if self.kept_finished is not None and len(self.finished) > self.kept_finished:
+            oldest = self.finished.pop(0)
             if self.rows.get(oldest.name) is oldest:
                 del self.rows[oldest.name]
+
+    def _put(self, row: Row, cell: Cell) -> None:
+        row.put(self.record.step, cell, self.history)

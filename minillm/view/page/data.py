@@ -1,0 +1,131 @@
+"""A trace as the data of a page: small enough for thousands of steps, and nothing that a record says is lost.
+
+facts, names      what the run had in common, and what it is to be called
+strings, tokens, names, requests, who      what numbers elsewhere stand for (`texts.py`)
+steps             what each step changes (`steps.py`); `js/replay.js` makes StepRecords of them again
+rows              a lane a sequence, with its cells as runs of equal ones: what Timeline says
+columns           a number a step, for the charts
+estimate          a roofline's (`estimate.py`)
+requests, run     the metrics of `minillm.trace`
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from minillm.roofline import Roofline
+from minillm.trace import DECODE, PREFILL, STAGES, RunMetrics, StepRecord, Trace, request_metrics, run_metrics
+from minillm.view.look import COLOURS, OWNERS
+from minillm.view.page.estimate import estimates
+from minillm.view.page.steps import StepWriter
+from minillm.view.page.texts import Texts, plain
+from minillm.view.shown import shown
+from minillm.view.timeline import Cell, Row, State, Timeline
+
+STATES = list(State)
+REQUEST_COLUMNS = (
+    "num_prompt_tokens", "num_cached_tokens", "num_generated_tokens", "queue_time", "ttft", "tpot", "end_to_end",
+    "num_preemptions", "num_recomputed_tokens",
+)  # fmt: skip
+RUN_ROWS = (  # field, what people call it, how it is written
+    ("num_finished", "requests finished", "count"),
+    ("num_steps", "steps", "count"),
+    ("seconds", "seconds", "seconds"),
+    ("throughput", "tokens out a second", "rate"),
+    ("median_ttft", "TTFT, median", "milliseconds"),
+    ("p95_ttft", "TTFT, 95th percentile", "milliseconds"),
+    ("median_tpot", "TPOT, median", "milliseconds"),
+    ("p95_tpot", "TPOT, 95th percentile", "milliseconds"),
+    ("mean_batch_sequences", "sequences a step, mean", "rate"),
+    ("mean_batch_tokens", "tokens a step, mean", "rate"),
+    ("kv_utilisation", "KV cache held, mean", "share"),
+    ("peak_blocks", "most blocks held", "count"),
+    ("hit_rate", "prompt tokens found in the cache", "share"),
+    ("num_preemptions", "preemptions", "count"),
+    ("num_recomputed_tokens", "tokens computed again", "count"),
+)
+
+
+def look() -> dict[str, Any]:
+    """The colours of states and owners, as all views have them; None stands for what the theme takes for quiet."""
+    colours = {state: COLOURS[state].split()[-1] for state in STATES}
+    return {
+        "states": list(STATES),
+        "colours": {state: colour if colour.startswith("#") else None for state, colour in colours.items()},
+        "owners": OWNERS,
+    }
+
+
+def data(trace: Trace, name: str, roofline: Roofline | None = None) -> dict[str, Any]:
+    """All that the page knows of a run; see the head of this file."""
+    texts, timeline = Texts(), Timeline(trace.facts, history=None, kept_finished=None)
+    writer = StepWriter(texts, trace.facts.num_blocks if trace.steps else 0)
+    steps = []
+    for record in trace:
+        timeline.push(record)
+        steps.append(writer.write(record))
+    first = trace.steps[0].step if trace.steps else 0
+    rows = [_row(row, first, texts) for row in timeline.everyone()]
+    requests = [_request(texts.request(metrics.request_id), metrics) for metrics in request_metrics(trace).values()]
+    return {
+        "name": shown(name),
+        "facts": plain(asdict(trace.facts)),
+        "first": first,
+        "stages": STAGES,
+        "steps": steps,
+        "rows": rows,
+        "columns": _columns(trace.steps),
+        "estimate": estimates(trace, roofline),
+        "metrics": requests,
+        "run": _run(run_metrics(trace)),
+    } | texts.tables()
+
+
+def _row(row: Row, first: int, texts: Texts) -> dict[str, Any]:
+    return {
+        "name": texts.name(row.name),
+        "letter": row.letter,
+        "came": row.came - first,
+        "since": row.since - first,
+        "until": None if row.until is None else row.until - first,
+        "reason": row.reason and shown(row.reason),
+        "cells": _runs(row.cells, first),
+    }
+
+
+def _runs(cells: dict[int, Cell], first: int) -> list[int]:
+    """Cells as one flat list, four numbers a run of equal ones: from which step on, how many, which state, tokens."""
+    flat: list[int] = []
+    following, before = None, None
+    for step, cell in cells.items():
+        if step == following and cell == before:
+            flat[-3] += 1
+        else:
+            flat += [step - first, 1, STATES.index(cell.state), cell.num_tokens]
+        following, before = step + 1, cell
+    return flat
+
+
+def _columns(steps: list[StepRecord]) -> dict[str, list[int]]:
+    def tokens(record: StepRecord, phase: str) -> int:
+        return sum(chunk.num_tokens for chunk in record.chunks if chunk.phase == phase)
+
+    return {
+        "prefill": [tokens(record, PREFILL) for record in steps],
+        "decode": [tokens(record, DECODE) for record in steps],
+        "running": [len(record.running) for record in steps],
+        "waiting": [record.num_waiting for record in steps],
+        "held": [record.pool.num_held for record in steps],
+        "cached": [record.pool.num_cached for record in steps],
+    }
+
+
+def _request(number: int, metrics: Any) -> list[Any]:
+    """The request's number, why it ended, and REQUEST_COLUMNS."""
+    reason = metrics.finish_reason and shown(metrics.finish_reason)
+    return [number, reason, *(getattr(metrics, name) for name in REQUEST_COLUMNS)]
+
+
+def _run(metrics: RunMetrics) -> list[list[Any]]:
+    return [[label, kind, getattr(metrics, name)] for name, label, kind in RUN_ROWS]

@@ -1,0 +1,172 @@
+// PoolView: the KV cache as a map, a tile a block, and the followed sequence's block table drawn into it.
+
+const TALLEST = 300; // pixels of the map before its tiles get smaller
+const MOST_TILES = 40_000;
+const MOST_LEGS = 96; // of the path through a block table; more would be a tangle
+
+class PoolView {
+  constructor(panel, { canvas, detail, heading, table }) {
+    Object.assign(this, { panel, canvas, detail, heading, table });
+    this.pointed = null; // a block
+    canvas.addEventListener("pointermove", (event) => this.point(this.blockAt(event)));
+    canvas.addEventListener("pointerleave", () => this.point(null));
+    canvas.addEventListener("click", (event) => this.choose(this.blockAt(event)));
+    const over = (event) => this.point(event.target.dataset.block === undefined ? null : Number(event.target.dataset.block));
+    table.addEventListener("pointerover", over);
+    table.addEventListener("pointerleave", () => this.point(null));
+  }
+
+  blockAt(event) {
+    const box = this.canvas.getBoundingClientRect();
+    const column = Math.floor((event.clientX - box.left) / this.tile);
+    const block = Math.floor((event.clientY - box.top) / this.tile) * this.columns + column;
+    return column < this.columns && block < this.record.pool.references.length ? block : null;
+  }
+
+  point(block) {
+    if (block === this.pointed) return;
+    this.pointed = block;
+    this.draw(this.record);
+  }
+
+  choose(block) {
+    const owners = this.owners.get(block);
+    if (owners) this.panel.follow(owners[0]);
+  }
+
+  draw(record) {
+    this.record = record;
+    const { panel, canvas } = this;
+    const { run, followed } = panel;
+    const blocks = Math.min(MOST_TILES, record.pool.references.length);
+    const width = canvas.parentElement.clientWidth;
+    this.tile = Math.max(6, Math.min(30, Math.floor(Math.sqrt((width * TALLEST) / blocks))));
+    this.columns = Math.max(1, Math.floor(width / this.tile));
+    this.owners = ownersOf(run, record);
+    const cached = new Set(record.pool.cached);
+    const context = fitted(canvas, this.columns * this.tile, Math.ceil(blocks / this.columns) * this.tile);
+    const own = record.running.find((part) => run.rowOf(part.who, record.index) === followed);
+    const table = own ? own.block_table : [];
+    const places = new Map(table.map((block, place) => [block, place]));
+    for (let block = 0; block < blocks; block++) {
+      this.drawTile(context, block, record.pool.references[block], cached.has(block), places.get(block));
+    }
+    this.drawPath(context, table);
+    this.outline(context, this.pointed, 2.5);
+    this.sayTable(table, record);
+    this.detail.textContent = this.pointed === null ? "" : this.describe(this.pointed, cached, places);
+    const { held, cached: kept } = run.data.columns;
+    const index = record.index;
+    canvas.setAttribute("aria-label",
+      `Block pool: ${held[index]} of ${record.pool.references.length} blocks held, ${kept[index]} cached. ` +
+      (followed ? `${followed.name} holds ${table.length ? `blocks ${table.join(", ")}` : "none"}.` : ""));
+  }
+
+  corner(block) {
+    return [(block % this.columns) * this.tile, Math.floor(block / this.columns) * this.tile];
+  }
+
+  drawTile(context, block, references, isCached, place) {
+    const { theme } = this.panel;
+    const [x, y] = this.corner(block);
+    const size = this.tile - 1;
+    const middle = [x + size / 2, y + size / 2];
+    if (references) {
+      const owners = this.owners.get(block) || [];
+      const shared = references > 1 || owners.length !== 1;
+      context.fillStyle = shared ? "#ddd" : owners[0].colour;
+      context.fillRect(x, y, size, size);
+      if (shared) hatch(context, x, y, size, size, "#777", 4);
+      if (this.tile >= 14) this.label(context, shared ? String(references) : owners[0].letter, middle, place, shared);
+      if (place !== undefined) this.outline(context, block, this.tile >= 14 ? 2 : 1.5);
+    } else if (isCached) {
+      context.strokeStyle = theme.quiet;
+      context.lineWidth = 1;
+      context.strokeRect(x + 0.5, y + 0.5, size - 1, size - 1);
+      context.fillStyle = theme.quiet;
+      context.fillRect(middle[0] - 1.5, middle[1] - 1.5, 3, 3);
+    } else {
+      context.fillStyle = theme.line;
+      context.fillRect(x, y, size, size);
+    }
+  }
+
+  // Who holds it; where the tile is large enough, also which block of the followed sequence's table it is.
+  label(context, text, [x, y], place, shared) {
+    const { theme } = this.panel;
+    if (shared) {
+      context.fillStyle = "#ddd";
+      context.fillRect(x - 5, y - 6, 10, 12);
+    }
+    const numbered = place !== undefined && this.tile >= 22;
+    write(context, theme, text, numbered ? x - 4 : x, y + 0.5, {
+      size: 11, colour: "#000", weight: 600, align: "center",
+    });
+    if (numbered) write(context, theme, String(place), x + 9, y + 6, { size: 9, colour: "#000", align: "right" });
+  }
+
+  outline(context, block, width) {
+    if (block === null) return;
+    const [x, y] = this.corner(block);
+    context.strokeStyle = this.panel.theme.text;
+    context.lineWidth = width;
+    context.strokeRect(x + width / 2 - 0.5, y + width / 2 - 0.5, this.tile - width, this.tile - width);
+  }
+
+  // From block to block, in the table's order.
+  drawPath(context, table) {
+    if (table.length < 2 || table.length > MOST_LEGS || this.tile < 10) return;
+    const centre = (block) => this.corner(block).map((edge) => edge + (this.tile - 1) / 2);
+    context.strokeStyle = this.panel.theme.text;
+    context.globalAlpha = 0.45;
+    context.lineWidth = 1.25;
+    context.beginPath();
+    context.moveTo(...centre(table[0]));
+    for (const block of table.slice(1)) context.lineTo(...centre(block));
+    context.stroke();
+    context.globalAlpha = 1;
+  }
+
+  // The block table as a list of block numbers.
+  sayTable(table, record) {
+    const { followed, run } = this.panel;
+    this.heading.textContent = followed ? `Block table of ${followed.name}` : "Block table";
+    const says = table.map((block) => [block, record.pool.references[block]]).join(";");
+    if (says === this.says) return;
+    this.says = says;
+    const size = run.data.facts.block_size;
+    this.table.replaceChildren(...table.map((block, place) => {
+      const item = element("li", "", String(block));
+      item.dataset.block = block;
+      item.title = `positions ${place * size} to ${(place + 1) * size - 1} lie in block ${block}`;
+      const holders = record.pool.references[block];
+      if (holders > 1) {
+        item.classList.add("shared");
+        item.append(element("small", "", ` ×${holders}`));
+      }
+      return item;
+    }));
+    if (!table.length) this.table.append(element("li", "none", "it holds no blocks in this step"));
+  }
+
+  describe(block, cached, places) {
+    const owners = this.owners.get(block) || [];
+    const held = owners.map((row) => row.name).join(", ") || count(this.record.pool.references[block], "table");
+    const place = places.has(block) ? `; number ${places.get(block)} of the table below` : "";
+    if (this.record.pool.references[block]) return `Block ${block}: held by ${held}${place}.`;
+    return cached.has(block) ? `Block ${block}: cached, number ${this.record.pool.cached.indexOf(block) + 1} to be evicted.` : `Block ${block}: free.`;
+  }
+}
+
+// For each block: the rows whose tables name it.
+function ownersOf(run, record) {
+  const owners = new Map();
+  for (const part of record.running) {
+    const row = run.rowOf(part.who, record.index);
+    for (const block of row ? part.block_table : []) {
+      if (!owners.has(block)) owners.set(block, []);
+      owners.get(block).push(row);
+    }
+  }
+  return owners;
+}
