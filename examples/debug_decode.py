@@ -191,10 +191,11 @@ def main() -> None:
     """Read the options, load the model, serve, and print what was answered."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stop", action="store_true", help="stop in the debugger after each stage")
+    parser.add_argument("--quiet", action="store_true", help="do not print what each stage has made")
     cli.add_model_options(parser)
     options = parser.parse_args()
 
-    served = serve(cli.load_model(options), options.stop, tell)
+    served = serve(cli.load_model(options), options.stop, quiet if options.quiet else tell)
     print("\n--- and so on, to the end ---")
     chunks = [chunk for record in served.records for chunk in record.chunks]
     for name, prompt in PROMPTS.items():

@@ -191,3 +191,8 @@ def _add_tokenizer(writer: gguf.GGUFWriter) -> None:
     writer.add_token_merges(["h e", "l l", "he ll"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
+
+
+def uncompiled(stderr: str) -> str:
+    """What a program said, but for the line that announces the compiler: tests run in no fixed order."""
+    return stderr.replace("compiling the kernels for this machine (once, under a minute) ...\n", "")

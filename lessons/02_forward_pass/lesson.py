@@ -135,6 +135,8 @@ for query_at, key_at in ((5, 2), (105, 102), (1005, 1002), (5, 4), (1005, 1004))
 # Now attention itself. Every query is compared with the keys of its own token and of those before it; softmax turns the
 # scores into weights that sum to one; the result is the mean of the values under those weights.
 #
+# {{ source: minillm.ops.reference.score }}
+#
 # {{ source: minillm.ops.reference.attend }}
 
 # %%
@@ -207,8 +209,8 @@ for token_id in np.argsort(-probabilities)[:5]:
 # %% [markdown]
 # ## What do heads look at?
 #
-# Nobody told any head what to look for. To see what one found, we need its attention weights, and `attend` gives them
-# if asked cleverly: a weighted mean of the rows of the identity matrix *is* the weights.
+# Nobody told any head what to look for. To see what one found, we need its attention weights, and the probe has been
+# shown those, too.
 
 # %%
 text = "The wizard Zorbin met Kelda. Later the wizard Zorbin"
@@ -217,10 +219,7 @@ labels = [llm.tokenizer.token_text(token_id) for token_id in llm.encode(text)]
 
 
 def attention_weights(layer, head):
-    name = f"layers.{layer}.attention"
-    identity = np.broadcast_to(np.eye(len(labels), dtype=np.float32), (config.num_kv_heads, len(labels), len(labels)))
-    keys = watched[f"{name}.k"].swapaxes(0, 1)
-    return ops.attend(watched[f"{name}.q"], keys, identity, np.arange(len(labels)))[:, head]  # [T, T]
+    return watched[f"layers.{layer}.attention.weights"][:, head]  # [T, T]
 
 
 kinds = {"the token before": (16, 0), "what came next last time": (18, 6), "the first token": (18, 8)}
