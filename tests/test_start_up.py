@@ -167,7 +167,7 @@ def line_of(function, text):
 @pytest.mark.parametrize(
     ("environment", "options", "stop", "shape"),
     [  # the first pass is the warm-up's, of two tokens: four heads of both at once, or one split's 256 keys
-        ({}, ["--backend", "numpy"], (reference.attend, "weights = softmax"), (4, 2, 2)),
+        ({}, ["--backend", "numpy"], (reference.score, "return xp.where"), (4, 2, 2)),
         ({"NUMBA_DISABLE_JIT": "1"}, [], (kernels._weigh, "top = largest"), (4, 256)),
     ],
     ids=["numpy", "jit off"],
