@@ -58,9 +58,16 @@ def runs(draw):
         policy=draw(st.sampled_from(POLICIES)), block_size=size, num_blocks=needed + draw(st.integers(0, 6)),
         max_batch_tokens=budget, max_sequences=draw(st.integers(3, 8)),
     )  # fmt: skip
-    scheduler = config.scheduler(BlockAllocator(config.num_blocks, size))
-    facts = RunFacts("none", config.policy, "fcfs", size, config.num_blocks, budget, 8, 0.01, True)
-    trace, choose, step = Trace(facts), Random(draw(st.integers(0, 2**32))), 0
+    return served(config, requests, Random(draw(st.integers(0, 2**32))))
+
+
+def served(config, requests, choose):
+    """A Trace of requests, (before which step it comes, Sequence) each, whose tokens are drawn from WORDS."""
+    scheduler = config.scheduler(BlockAllocator(config.num_blocks, config.block_size))
+    facts = RunFacts(
+        "none", config.policy, "fcfs", config.block_size, config.num_blocks, config.max_batch_tokens, 8, 0.01, True
+    )
+    trace, step = Trace(facts), 0
     while requests or scheduler.has_unfinished:
         arrived = [sequence for at, sequence in requests if at <= step]
         requests = [(at, sequence) for at, sequence in requests if at > step]
@@ -72,18 +79,22 @@ def runs(draw):
         record = record_of(plan, scheduler, step, float(step))
         record.milliseconds = dict.fromkeys(STAGES, 1.0)
         record.arrived = [
-            Arrival(s.request_id, 0.0, s.num_prompt_tokens, f"{s.request_id} says ", {}, s.num_forks, s.max_tokens, 0)
+            Arrival(
+                s.request_id, 0.0, s.num_prompt_tokens, f"{s.request_id} says ", {}, s.num_forks, s.max_tokens, 0,
+                [f"<{token_id}>" for token_id in s.token_ids],
+            )
             for s in arrived
-        ]
+        ]  # fmt: skip
         choices = []
         for chunk, scheduled in zip(record.chunks, plan.chunks, strict=True):
             sequence = scheduled.sequence
             last = sequence.num_generated + 1 == sequence.max_tokens
             choices.append([])
             for completion in sequence.completions[: scheduled.num_samples]:
-                chunk.sampled.append(SampledToken(completion, 0, choose.choice(WORDS), None))
+                token_id = choose.randrange(3)
+                chunk.sampled.append(SampledToken(completion, token_id, choose.choice(WORDS), None, f"={token_id}"))
                 stops = "length" if last else "stop" if choose.random() < 0.02 else None
-                choices[-1].append(Sampled(choose.randrange(3), stops))
+                choices[-1].append(Sampled(token_id, stops))
         scheduler.commit(plan, choices)
         record.finished = [
             Finish(f.sequence.request_id, completion, f.reason)
@@ -195,6 +206,19 @@ def test_prefills_that_repeat_are_told_apart(trace):
             furthest[name] = max(furthest.get(name, 0), stop)
             for token in chunk.sampled:  # further completions part from the first, with all that it has computed
                 furthest.setdefault(sequence_name(chunk.request_id, token.completion), stop)
+
+
+@given(trace=traces() | runs())
+def test_nobody_is_forgotten_where_nobody_is_to_be(trace):
+    """A timeline without limits holds all rows and all their cells, of names that were used again as well."""
+    timeline, seen = Timeline(trace.facts, history=None, kept_finished=None), {}
+    for record in trace:
+        timeline.push(record)
+        seen |= {row.number: row for row in timeline.rows.values()}
+    rows = timeline.everyone()
+    assert [row.number for row in rows] == list(range(len(rows)))
+    assert all(rows[number] is row for number, row in seen.items())
+    assert sum(len(row.cells) for row in rows) >= sum(len(set(map(str, record.running))) > 0 for record in trace)
 
 
 @settings(max_examples=60)

@@ -52,7 +52,7 @@ MAY_USE = {
         "trace",
         "transformer",
     },
-    "view": {"trace"},
+    "view": {"roofline", "trace"},
 }
 # These stand on top and may use whatever they need, but not each other's betters.
 FRONT = {"llm": {"cli", "bench"}, "bench": {"cli"}, "cli": set(), "": {"cli", "bench"}}  # room -> what it may not use

@@ -26,6 +26,7 @@ from minillm.trace import (
     percentile,
     request_metrics,
     run_metrics,
+    to_json,
 )
 
 N = 8  # blocks
@@ -164,6 +165,34 @@ def test_a_field_changed_by_hand_is_named_or_harmless(path, trace, data):
     except TraceError as error:
         message = str(error)
     assert not message or f"line {number + 1}" in message or f"line {number + 2}" in message  # the next no longer fits
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s["milliseconds"].update(forward=-1.0), "a stage took"),
+        (lambda s: s.update(time=1.7e308, milliseconds=dict.fromkeys(STAGES, 1.7e308)), "come to no number"),
+        (
+            lambda s: s.update(num_waiting=2**53),
+            "line 2, num_waiting is 9007199254740992; wanted one that every reader",
+        ),
+        (
+            lambda s: s["pool"].update(references=[-(2**60)] * N),
+            "line 2, pool, references is .*; wanted one that every",
+        ),
+        (lambda s: s["running"].append(["r", 0, 1, 1, [0]]), "line 2, running is .*; wanted an object with request_id"),
+        (lambda s: s["pool"].update(cached=[3, N]), "line 2: blocks are 0 to 7, but it names 3 to 8"),
+        (lambda s: s["pool"].update(references=[0] * 10_000), "line 2: 10000 blocks, but the header has 8"),
+        (lambda s: s["pool"].update(references=[1] * N, cached=[2]), "line 2: a cached block is held as well"),
+    ],
+)
+def test_what_cannot_be(path, change, message):
+    line = to_json(step(0))
+    change(line)
+    header = next(Trace(FACTS).lines())
+    path.write_text(f"{header}\n{json.dumps(line)}\n", encoding="utf-8")
+    with pytest.raises(TraceError, match=message):
+        Trace.read(path)
 
 
 def test_what_is_no_trace(path):

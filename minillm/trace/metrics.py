@@ -102,10 +102,13 @@ def request_metrics(trace: Trace) -> dict[str, RequestMetrics]:
     return {request_id: journey.metrics() for request_id, journey in journeys.items()}
 
 
-def run_metrics(trace: Trace) -> RunMetrics:
-    """How well the run used its time, its batches and its memory."""
+def run_metrics(trace: Trace, by_request: dict[str, RequestMetrics] | None = None) -> RunMetrics:
+    """How well the run used its time, its batches and its memory.
+
+    `by_request` is what `request_metrics(trace)` gave, for whoever has it already.
+    """
     steps = [record for record in trace if record.chunks]
-    requests = request_metrics(trace).values()
+    requests = (request_metrics(trace) if by_request is None else by_request).values()
     firsts = [admission for record in steps for admission in record.admitted if not admission.after_preemption]
     seconds = steps[-1].end - steps[0].time if steps else 0.0
     generated = sum(len(chunk.sampled) for record in steps for chunk in record.chunks)

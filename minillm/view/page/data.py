@@ -15,7 +15,17 @@ from dataclasses import asdict
 from typing import Any
 
 from minillm.roofline import Roofline
-from minillm.trace import DECODE, PREFILL, STAGES, RunMetrics, StepRecord, Trace, request_metrics, run_metrics
+from minillm.trace import (
+    DECODE,
+    PREFILL,
+    STAGES,
+    RequestMetrics,
+    RunMetrics,
+    StepRecord,
+    Trace,
+    request_metrics,
+    run_metrics,
+)
 from minillm.view.look import COLOURS, OWNERS
 from minillm.view.page.estimate import estimates
 from minillm.view.page.steps import StepWriter
@@ -33,15 +43,14 @@ RUN_ROWS = (  # field, what people call it, how it is written
     ("num_steps", "steps", "count"),
     ("seconds", "seconds", "seconds"),
     ("throughput", "tokens out a second", "rate"),
-    ("median_ttft", "TTFT, median", "milliseconds"),
-    ("p95_ttft", "TTFT, 95th percentile", "milliseconds"),
-    ("median_tpot", "TPOT, median", "milliseconds"),
-    ("p95_tpot", "TPOT, 95th percentile", "milliseconds"),
-    ("mean_batch_sequences", "sequences a step, mean", "rate"),
-    ("mean_batch_tokens", "tokens a step, mean", "rate"),
-    ("kv_utilisation", "KV cache held, mean", "share"),
+    ("median_ttft", "median TTFT", "milliseconds"),
+    ("p95_ttft", "95th percentile TTFT", "milliseconds"),
+    ("median_tpot", "median TPOT", "milliseconds"),
+    ("p95_tpot", "95th percentile TPOT", "milliseconds"),
+    ("mean_batch_sequences", "mean sequences a step", "rate"),
+    ("kv_utilisation", "mean KV cache held", "share"),
     ("peak_blocks", "most blocks held", "count"),
-    ("hit_rate", "prompt tokens found in the cache", "share"),
+    ("hit_rate", "prompts found in cache", "share"),
     ("num_preemptions", "preemptions", "count"),
     ("num_recomputed_tokens", "tokens computed again", "count"),
 )
@@ -67,7 +76,7 @@ def data(trace: Trace, name: str, roofline: Roofline | None = None) -> dict[str,
         steps.append(writer.write(record))
     first = trace.steps[0].step if trace.steps else 0
     rows = [_row(row, first, texts) for row in timeline.everyone()]
-    requests = [_request(texts.request(metrics.request_id), metrics) for metrics in request_metrics(trace).values()]
+    metrics = request_metrics(trace)
     return {
         "name": shown(name),
         "facts": plain(asdict(trace.facts)),
@@ -77,8 +86,8 @@ def data(trace: Trace, name: str, roofline: Roofline | None = None) -> dict[str,
         "rows": rows,
         "columns": _columns(trace.steps),
         "estimate": estimates(trace, roofline),
-        "metrics": requests,
-        "run": _run(run_metrics(trace)),
+        "metrics": [_request(texts.request(request_id), fared) for request_id, fared in metrics.items()],
+        "run": _run(run_metrics(trace, metrics)),
     } | texts.tables()
 
 
@@ -121,7 +130,7 @@ def _columns(steps: list[StepRecord]) -> dict[str, list[int]]:
     }
 
 
-def _request(number: int, metrics: Any) -> list[Any]:
+def _request(number: int, metrics: RequestMetrics) -> list[Any]:
     """The request's number, why it ended, and REQUEST_COLUMNS."""
     reason = metrics.finish_reason and shown(metrics.finish_reason)
     return [number, reason, *(getattr(metrics, name) for name in REQUEST_COLUMNS)]

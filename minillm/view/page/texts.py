@@ -31,33 +31,38 @@ class Texts:
 
     def name(self, name: str) -> int:
         """The number of a sequence's name."""
-        return self._number(self._names, name, "names", lambda: shown(name))
+        number = self._names.get(name)
+        return self._add(self._names, name, "names", shown(name)) if number is None else number
 
     def request(self, request_id: str) -> int:
         """The number of a request."""
-        return self._number(self._requests, request_id, "requests", lambda: shown(request_id))
+        number = self._requests.get(request_id)
+        return self._add(self._requests, request_id, "requests", shown(request_id)) if number is None else number
 
     def who(self, request_id: str, completion: int) -> int:
         """The number of a completion."""
-        name = sequence_name(request_id, completion)
-        entry = lambda: [self.request(request_id), completion, self.name(name)]  # noqa: E731
-        return self._number(self._who, (request_id, completion), "who", entry)
+        number = self._who.get((request_id, completion))
+        if number is None:
+            entry = [self.request(request_id), completion, self.name(sequence_name(request_id, completion))]
+            number = self._add(self._who, (request_id, completion), "who", entry)
+        return number
 
     def token(self, token_id: int, own_text: str | None, text: str) -> int:
         """The number of a token with its own text and the text that could be shown when it came."""
-        entry = lambda: [token_id, self.string(own_text), self.string(text)]  # noqa: E731
-        return self._number(self._tokens, (token_id, own_text, text), "tokens", entry)
+        number = self._tokens.get((token_id, own_text, text))
+        if number is None:
+            entry = [token_id, self.string(own_text), self.string(text)]
+            number = self._add(self._tokens, (token_id, own_text, text), "tokens", entry)
+        return number
 
     def tables(self) -> dict[str, list[Any]]:
         """What the numbers stand for."""
         return self._tables | {"strings": list(self._strings)}
 
-    def _number(self, known: dict[Any, int], key: Any, table: str, entry: Any) -> int:
-        number = known.get(key)
-        if number is None:
-            number = known[key] = len(known)
-            self._tables[table].append(entry())
-        return number
+    def _add(self, known: dict[Any, int], key: Any, table: str, entry: Any) -> int:
+        known[key] = len(known)
+        self._tables[table].append(entry)
+        return known[key]
 
 
 def plain(value: Any) -> Any:

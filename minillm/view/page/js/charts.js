@@ -1,8 +1,10 @@
 // Charts: four numbers of every step, under the timeline and on its axis, with its cursor. A charting library would bring
 // an axis of its own, so these are drawn here: a few rectangles each.
 
-const BAND = 74; // pixels a chart takes
-const HEAD = 20; // of which its title
+const GRAPH = 54; // pixels that a chart takes
+const HEAD = 20; // and what is written over it: a line, or two where it is narrow
+const NARROW_HEAD = 36;
+const NARROW_CHART = 700;
 
 class ChartsView {
   constructor(panel, canvas) {
@@ -19,15 +21,18 @@ class ChartsView {
   draw(index) {
     const { panel, charts } = this;
     const width = panel.width;
-    const height = charts.length * BAND;
+    this.narrow = width < NARROW_CHART;
+    this.head = this.narrow ? NARROW_HEAD : HEAD;
+    const band = this.head + GRAPH;
+    const height = charts.length * band;
     const context = fitted(this.canvas, width, height);
     this.layer.onto(context, width, height, [panel.version, width].join(), (under) => {
-      charts.forEach((chart, number) => this.drawChart(under, chart, number * BAND, width));
+      charts.forEach((chart, number) => this.drawChart(under, chart, number * band, width));
     });
     charts.forEach((chart, number) => {
-      drawCursor(context, panel.theme, panel.axis, panel.gutter, index, number * BAND + HEAD, (number + 1) * BAND - 4);
+      drawCursor(context, panel.theme, panel.axis, panel.gutter, index, number * band + this.head, (number + 1) * band - 4);
       const said = chart.say(index);
-      write(context, panel.theme, said, width - 2, number * BAND + 10, { weight: 600, align: "right" });
+      write(context, panel.theme, said, width - 2, number * band + 10, { weight: 600, align: "right" });
     });
     this.canvas.setAttribute("aria-label", `Charts over the steps. At this one: ${this.say(index)}.`);
   }
@@ -38,23 +43,23 @@ class ChartsView {
 
   drawChart(context, chart, top, width) {
     const { axis, gutter, theme } = this.panel;
-    const floor = top + BAND - 4;
-    const room = BAND - HEAD - 6;
+    const floor = top + this.head + GRAPH - 4;
+    const room = GRAPH - 8;
     const scale = room / (chart.most || 1);
     write(context, theme, chart.title, gutter, top + 10, { colour: theme.quiet });
     context.font = `400 11px ${theme.font}`;
-    let x = gutter + context.measureText(chart.title).width + 12;
-    const narrow = width < 460;
-    for (const series of narrow ? [] : chart.series) {
-      drawSwatch(context, theme, series, x, top + 5);
-      write(context, theme, series.name, x + 16, top + 10, { colour: theme.quiet });
+    let x = gutter + (this.narrow ? 0 : context.measureText(chart.title).width + 12);
+    const line = top + (this.narrow ? 26 : 10);
+    for (const series of chart.series) {
+      drawSwatch(context, theme, series, x, line - 5);
+      write(context, theme, series.name, x + 16, line, { colour: theme.quiet });
       x += context.measureText(series.name).width + 30;
     }
     write(context, theme, chart.unit(chart.most), gutter - 5, floor - room + 3, { size: 10, colour: theme.quiet, align: "right" });
     write(context, theme, "0", gutter - 5, floor - 3, { size: 10, colour: theme.quiet, align: "right" });
     context.save();
     context.beginPath();
-    context.rect(gutter, top + HEAD - 2, width - gutter, BAND - HEAD);
+    context.rect(gutter, top + this.head - 2, width - gutter, GRAPH);
     context.clip();
     context.translate(gutter, 0);
     const [from, to] = axis.seen();
@@ -118,7 +123,7 @@ class ChartsView {
       context.rect(axis.x(index), floor - floors.get(index) * scale, axis.cellWidth(index), tall);
     }
     context.clip();
-    hatch(context, 0, floor - BAND, axis.width, BAND, this.panel.theme.card, 5);
+    hatch(context, 0, floor - GRAPH, axis.width, GRAPH, this.panel.theme.card, 5);
     context.restore();
   }
 }
@@ -161,7 +166,7 @@ function charts(run) {
         { name: "prefill, on top", kind: "bar", values: columns.prefill, colour: orange, hatched: true },
         ...(budgetSeen ? [{ name: "budget", kind: "level", value: budget }] : []),
       ],
-      say: (index) => `${columns.prefill[index]} prefill, ${columns.decode[index]} decode, of ${budget}`,
+      say: (index) => `${columns.prefill[index]} prefill, ${columns.decode[index]} decode`,
     },
     {
       title: "sequences", most: most(columns.running, columns.waiting), unit: whole,

@@ -161,7 +161,7 @@ panels.forEach((panel) => {
   panel.root.addEventListener("pointerdown", () => (active = panel));
 });
 clock.listeners.push(redraw, speak, () => {
-  if (player.playing) panels.forEach((panel) => panel.timeline && panel.timeline.revealRunning(panel.run.stateAt(clock.index(panel.run))));
+  for (const panel of panels) if (panel.run.length) panel.timeline.revealRunning(panel.run.stateAt(clock.index(panel.run)));
 });
 setUpControls();
 document.addEventListener("keydown", pressed);
@@ -175,4 +175,4 @@ fit();
 frame();
 
 // For whoever wants to look closer, from the browser's console: the StepRecord of a step, as all views draw it.
-window.minillm = { stateAt: (trace, index) => runs[trace].stateAt(index), Replay, clock, frame };
+window.minillm = { stateAt: (trace, index) => runs[trace].stateAt(index), Replay, clock, panels, frame };

@@ -40,7 +40,7 @@ class PoolView {
     const { run, followed } = panel;
     const blocks = Math.min(MOST_TILES, record.pool.references.length);
     const width = canvas.parentElement.clientWidth;
-    this.tile = Math.max(6, Math.min(30, Math.floor(Math.sqrt((width * TALLEST) / blocks))));
+    this.tile = Math.max(6, Math.min(40, Math.floor(Math.sqrt((width * TALLEST) / blocks))));
     this.columns = Math.max(1, Math.floor(width / this.tile));
     this.owners = ownersOf(run, record);
     const cached = new Set(record.pool.cached);
@@ -115,7 +115,7 @@ class PoolView {
 
   // From block to block, in the table's order.
   drawPath(context, table) {
-    if (table.length < 2 || table.length > MOST_LEGS || this.tile < 10) return;
+    if (table.length < 2 || table.length > MOST_LEGS || this.tile < 9) return;
     const centre = (block) => this.corner(block).map((edge) => edge + (this.tile - 1) / 2);
     context.strokeStyle = this.panel.theme.text;
     context.globalAlpha = 0.45;

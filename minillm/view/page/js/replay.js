@@ -1,6 +1,6 @@
 // Replay: every step's StepRecord again, from what each step changes. It reads what ../steps.py writes, in the same order.
 
-const KEY_FRAME = 64; // steps between two states that are kept, so that every step is near one
+const KEY_FRAME = 16; // steps between two states that are kept, so that every step is near one
 
 class Replay {
   // run: what ../data.py made of a trace.
@@ -24,6 +24,7 @@ class Replay {
     const frame = Math.min(Math.floor(index / KEY_FRAME), this.frames.length - 1);
     if (index < this.state.next || frame * KEY_FRAME > this.state.next) this.state = copied(this.frames[frame]);
     while (this.state.next <= index) this.newest = this.advance();
+    this.newest.pool.references = this.state.references.slice(); // which go on changing
     return this.newest;
   }
 
@@ -137,7 +138,7 @@ class Replay {
       state.cached = state.cached.filter((block) => !gone.has(block)).concat(step.cached[1]);
     }
     return {
-      references: state.references.slice(),
+      references: state.references,
       cached: state.cached,
       evicted: step.evicted || [],
       copies: (step.copies || []).map(([source, target]) => ({ source, target })),

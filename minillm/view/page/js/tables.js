@@ -7,7 +7,7 @@ const COLUMNS = [ // heading, what it means, how it is written; in the order in 
   ["queue", "time from arrival to admission", "milliseconds"],
   ["TTFT", "time to first token", "milliseconds"],
   ["TPOT", "time per output token after the first", "milliseconds"],
-  ["in all", "time from arrival to end", "milliseconds"],
+  ["total", "time from arrival to end", "milliseconds"],
   ["preempted", "how often it lost its blocks", "count"],
   ["again", "tokens computed again after that", "count"],
 ];
@@ -109,19 +109,19 @@ function compare(a, b, down) {
   return down ? -order : order;
 }
 
-// Two runs in numbers.
+// Two runs in numbers, a line each.
 function compareRuns(table, runs) {
   const head = element("tr");
-  head.append(heading("col", ""), ...runs.map((run) => heading("col", run.data.name)));
-  const body = element("tbody");
-  runs[0].data.run.forEach(([label, kind, value], number) => {
-    const row = element("tr");
-    const other = runs[1].data.run[number][2];
-    row.append(heading("row", label), ...[value, other].map((each) => element("td", "number", formatted(kind, each))));
-    body.append(row);
+  head.append(heading("col", "run"), ...runs[0].data.run.map(([label]) => heading("col", label)));
+  const lines = runs.map((run) => {
+    const line = element("tr");
+    const cells = run.data.run.map(([, kind, value]) => element("td", "number", formatted(kind, value)));
+    line.append(heading("row", run.data.name), ...cells);
+    return line;
   });
-  const top = element("thead");
+  const [top, body] = [element("thead"), element("tbody")];
   top.append(head);
+  body.append(...lines);
   table.append(top, body);
 }
 
