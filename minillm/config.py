@@ -11,16 +11,23 @@ class RopeScaling:
 
     `linear` divides every frequency by `factor` (Chen et al. 2023, arXiv:2306.15595). `llama3` divides only
     the slow ones, whose wavelength exceeds what `original_context_length` positions cover, and blends in
-    between (Llama 3.1, Meta 2024). `per_frequency` divides frequency i by `factors[i]`, which is how a GGUF file
-    stores either.
+    between (Llama 3.1, Meta 2024). `yarn` does so with other bounds, and raises the scores' spread by `magnitude`
+    (Peng et al. 2023, arXiv:2309.00071). `per_frequency` divides frequency i by `factors[i]`, which is how files
+    store what was found by search (LongRoPE, Ding et al. 2024, arXiv:2402.13753), and GGUF files also llama3.
+
+    There is no `dynamic`: that scaling sets in where a text outgrows the model's context, which no text here does.
     """
 
-    kind: str  # "linear", "llama3" or "per_frequency"
+    kind: str  # "linear", "llama3", "yarn" or "per_frequency"
     factor: float
-    low_freq_factor: float = 1.0  # llama3 only, as are the two below
+    low_freq_factor: float = 1.0  # llama3 only, as is the one below
     high_freq_factor: float = 4.0
-    original_context_length: int = 8192
-    factors: tuple[float, ...] = ()  # per_frequency only: K / 2 of them, fastest frequency first
+    original_context_length: int = 8192  # llama3 and yarn
+    factors: tuple[float, ...] = ()  # per_frequency only: one for each pair, fastest frequency first
+    beta_fast: float = 32.0  # yarn only: pairs that turn more often over the original context are left alone,
+    beta_slow: float = 1.0  # and those that turn less often are slowed by the full factor
+    whole_pairs: bool = True  # yarn only: the bounds between them are rounded outwards to whole pairs
+    magnitude: float = 1.0  # what turned queries and keys are multiplied by, each
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,8 @@ class ModelConfig:
     norm_eps: float = 1e-5
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
-    attention_bias: bool = False  # biases on q, k, v and the attention output
+    attention_bias: bool = False  # biases on q, k and v
+    output_bias: bool = False  # a bias on the attention output
     mlp_bias: bool = False  # biases on gate, up and down
     tie_embeddings: bool = False  # the output head is the embedding matrix
 
@@ -48,22 +56,22 @@ class ModelConfig:
         D, F, V = self.hidden_size, self.intermediate_size, self.vocab_size
         query, key_value = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         projections = {
-            "attention.q": (query, D),
-            "attention.k": (key_value, D),
-            "attention.v": (key_value, D),
-            "attention.output": (D, query),
-            "mlp.gate": (F, D),
-            "mlp.up": (F, D),
-            "mlp.down": (D, F),
+            "attention.q": ((query, D), self.attention_bias),
+            "attention.k": ((key_value, D), self.attention_bias),
+            "attention.v": ((key_value, D), self.attention_bias),
+            "attention.output": ((D, query), self.output_bias),
+            "mlp.gate": ((F, D), self.mlp_bias),
+            "mlp.up": ((F, D), self.mlp_bias),
+            "mlp.down": ((D, F), self.mlp_bias),
         }
         shapes: dict[str, tuple[int, ...]] = {"embedding.weight": (V, D)}
         for index in range(self.num_layers):
             layer = f"layers.{index}"
             shapes[f"{layer}.attention_norm.weight"] = (D,)
             shapes[f"{layer}.mlp_norm.weight"] = (D,)
-            for name, shape in projections.items():
+            for name, (shape, has_bias) in projections.items():
                 shapes[f"{layer}.{name}.weight"] = shape
-                if self.attention_bias if name.startswith("attention") else self.mlp_bias:
+                if has_bias:
                     shapes[f"{layer}.{name}.bias"] = shape[:1]
         shapes["final_norm.weight"] = (D,)
         if not self.tie_embeddings:

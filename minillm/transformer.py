@@ -12,7 +12,6 @@ describe a token on its way), `F` feed-forward size, `H` query heads, `G` key/va
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -23,6 +22,7 @@ import numpy as np
 from minillm.batch import Batch
 from minillm.config import ModelConfig
 from minillm.kv_cache import KVCache
+from minillm.rope import rope_frequencies
 
 Array = Any  # an array of the backend's library
 Probe = Callable[[str, Array], None]
@@ -71,7 +71,8 @@ class Transformer:
     def __init__(self, config: ModelConfig, load: Callable[[str], Any], ops: ModuleType):
         self.config = config
         self.ops = ops
-        self.frequencies = ops.as_vector(rope_frequencies(config))
+        self.frequencies = ops.as_vector(rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling))
+        self.magnitude = config.rope_scaling.magnitude if config.rope_scaling else 1.0
         self.embedding = ops.as_matrix(load("embedding.weight"))
         self.layers = self._load_layers(load)
         self.fused_layers = ops.fuse(self.layers, config.norm_eps)
@@ -93,14 +94,14 @@ class Transformer:
             pairs = [Linear(matrix, bias) for matrix, bias in zip(matrices, biases, strict=True)]
             return [pairs[first :: len(names)] for first in range(len(names))]
 
-        attention_bias, mlp_bias = self.config.attention_bias, self.config.mlp_bias
+        config = self.config
         parts = {"attention_norm": vectors("attention_norm"), "mlp_norm": vectors("mlp_norm")}
         parts["q"], parts["k"], parts["v"] = linears(
-            "attention.q", "attention.k", "attention.v", has_bias=attention_bias
+            "attention.q", "attention.k", "attention.v", has_bias=config.attention_bias
         )
-        (parts["output"],) = linears("attention.output", has_bias=attention_bias)
-        parts["gate"], parts["up"] = linears("mlp.gate", "mlp.up", has_bias=mlp_bias)
-        (parts["down"],) = linears("mlp.down", has_bias=mlp_bias)
+        (parts["output"],) = linears("attention.output", has_bias=config.output_bias)
+        parts["gate"], parts["up"] = linears("mlp.gate", "mlp.up", has_bias=config.mlp_bias)
+        (parts["down"],) = linears("mlp.down", has_bias=config.mlp_bias)
         return [Layer(**{name: part[index] for name, part in parts.items()}) for index in range(count)]
 
     def forward(
@@ -131,7 +132,7 @@ class Transformer:
         if not 0 <= batch.token_ids.min() <= batch.token_ids.max() < self.config.vocab_size:
             raise ValueError(f"{batch} holds a token id outside 0 to {self.config.vocab_size - 1}")
         ops = self.ops
-        angles = ops.rotary_angles(batch.positions, self.frequencies)
+        angles = ops.rotary_angles(batch.positions, self.frequencies, self.magnitude)
         x = ops.embed(batch.token_ids, self.embedding)  # [T, D], and so it stays through all layers
         probe("embedding", x)
         if self.fused_layers and probe is no_probe:
@@ -209,26 +210,3 @@ class Transformer:
             f"Transformer({c.architecture}, {c.num_layers} layers, hidden {c.hidden_size}, {c.num_heads} query heads "
             f"on {c.num_kv_heads} kv heads of {c.head_dim}, vocabulary {c.vocab_size}, {self.ops.__name__})"
         )
-
-
-def rope_frequencies(config: ModelConfig) -> np.ndarray:
-    """Radians a position turns each of the K/2 pairs by, float32 [K/2]: from 1 down to nearly 1 / rope_theta.
-
-    Fast pairs tell neighbours apart, slow ones say where in the text a token is (Su et al. 2021, arXiv:2104.09864).
-    Worked out in float32, as the training code of these models did.
-    """
-    exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
-    frequencies = np.float32(1) / np.float32(config.rope_theta) ** exponents
-    scaling = config.rope_scaling
-    if scaling is None:
-        return frequencies
-    if scaling.kind == "linear":
-        return frequencies / np.float32(scaling.factor)
-    if scaling.kind == "per_frequency":
-        return frequencies / np.asarray(scaling.factors, np.float32)
-    # llama3: how many turns does a pair make over the original context? Those with many stay, those with few are
-    # slowed by the full factor, and between the two bounds the two are mixed.
-    turns = scaling.original_context_length * frequencies / np.float32(2 * math.pi)
-    span = scaling.high_freq_factor - scaling.low_freq_factor
-    kept = np.clip((turns - scaling.low_freq_factor) / span, 0, 1).astype(np.float32)
-    return kept * frequencies + (1 - kept) * frequencies / np.float32(scaling.factor)

@@ -44,14 +44,12 @@ GGUF_NAMES = {
 }
 
 
-def random_llama(seed: int = 0, **config_overrides) -> transformers.LlamaForCausalLM:
-    """A LlamaForCausalLM in float32 whose every parameter, biases and norms too, is random.
+def random_model(config: transformers.PreTrainedConfig, seed: int = 0) -> transformers.PreTrainedModel:
+    """The causal language model of a configuration, in float32, whose every parameter is random, biases and norms too.
 
-    `config_overrides` are LlamaConfig's arguments over `TINY`, such as `rope_parameters={"rope_type":
-    "linear", "rope_theta": 1e4, "factor": 2.0}`.
+    Its attention is the readable one, which computes all that a configuration may ask for.
     """
-    config = transformers.LlamaConfig(**(TINY | config_overrides))
-    model = transformers.LlamaForCausalLM(config).to(torch.float32).eval()
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").to(torch.float32).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -59,8 +57,13 @@ def random_llama(seed: int = 0, **config_overrides) -> transformers.LlamaForCaus
             if "norm" in name:
                 parameter.copy_(1 + 0.2 * noise)
             else:
-                parameter.copy_(noise / math.sqrt(parameter.shape[-1]) if parameter.dim() == 2 else 0.2 * noise)
+                parameter.copy_(noise / math.sqrt(parameter.shape[-1]) if parameter.dim() >= 2 else 0.2 * noise)
     return model
+
+
+def random_llama(seed: int = 0, **config_overrides) -> transformers.LlamaForCausalLM:
+    """A `random_model`: LlamaConfig's arguments over `TINY`, such as `rope_parameters={"rope_type": "linear", ...}`."""
+    return random_model(transformers.LlamaConfig(**(TINY | config_overrides)), seed)
 
 
 def write_hf_folder(
@@ -113,6 +116,10 @@ def write_gguf(
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if rope["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", llama3_frequency_factors(config))
     if with_tokenizer:

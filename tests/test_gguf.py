@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 
 from minillm.checkpoints import open_checkpoint
 from minillm.checkpoints.gguf import read_gguf
-from minillm.checkpoints.gguf_llama import file_name
+from minillm.checkpoints.gguf_layouts import LAYOUTS
 from minillm.errors import CheckpointError, UnsupportedError
 from minillm.quantization import STORAGE_TYPES, QuantizedMatrix
 
+file_name = LAYOUTS["llama"].file_name
 SETTINGS = settings(max_examples=60, deadline=None)
 
 
@@ -392,20 +393,20 @@ CONTRADICTIONS = {
     ),
     r"'blk.1.attn_q.bias' is missing": bias(*BIASES, layers=[0]),
     r"'blk.0.ffn_up.bias' is missing": bias("ffn_gate"),
+    r"'llama.rope.scaling.original_context_length' is missing": number("llama.rope.scaling.type", "yarn", TEXT),
     r"'rope_freqs.weight' is F32 of shape \[7\], wanted F32 of shape \[8\]": added("rope_freqs.weight", np.ones(7)),
     r"'rope_freqs.weight' holds a number that": added("rope_freqs.weight", [1, 1, 1, 1, 1, 1, 1, np.nan]),
 }
 ADDITIONS = {
-    r"the architecture is 'mamba'": number("general.architecture", "mamba", TEXT),
+    r"the architecture is 'mamba'; implemented are 'llama'": number("general.architecture", "mamba", TEXT),
     r"'llama.expert_count' is 8": number("llama.expert_count", 8),
     r"'llama.attention.sliding_window' is 128": number("llama.attention.sliding_window", 128),
     r"'llama.attention.head_count' differs from layer to layer": number("llama.attention.head_count", [4, 4], LIST),
     r"'llama.attention.value_length' is 8": number("llama.attention.value_length", 8),
     r"'llama.rope.dimension_count' is 8": number("llama.rope.dimension_count", 8),
-    r"'llama.rope.scaling.type' is 'yarn'": number("llama.rope.scaling.type", "yarn", TEXT),
+    r"'llama.rope.scaling.type' is 'longrope'": number("llama.rope.scaling.type", "longrope", TEXT),
     r"first 'blk.0.attn_q_norm.weight'": added("blk.0.attn_q_norm.weight", np.ones(16)),
     r"first 'blk.7.attn_norm.weight'": added("blk.7.attn_norm.weight", np.ones(64)),
-    r"but not on attn_output": bias("attn_q", "attn_k", "attn_v"),
     r"first 'blk.bias'": added("blk.bias", np.ones(64)),
     r"'output_norm.weight' is a vector stored as Q8_0": lambda writer: (
         writer.tensors[0].pop("output_norm.weight"),

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,13 @@ class StoredTensor:
         numbers = self.storage.read(data, self.shape)
         release_pages(self.data)
         return numbers
+
+    def outputs(self, start: int, stop: int) -> StoredTensor:
+        """Those from `start` up to `stop` alone: some files keep several matrices end to end as one."""
+        if (start, stop) == (0, self.shape[0]):
+            return self
+        rows = self.data.reshape(self.shape[0], -1)
+        return replace(self, shape=(stop - start, *self.shape[1:]), data=rows[start:stop].reshape(-1))
 
     def __repr__(self):
         size = " x ".join(map(str, self.shape))
@@ -182,11 +190,17 @@ def match_tensors(
     CheckpointError for a missing or misshapen tensor. UnsupportedError for one left over: a model with more
     weights than are used here is another model, and would answer something else.
     """
-    names = {name: file_name(name) for name in config.tensor_shapes()}
-    for name, shape in config.tensor_shapes().items():
-        tensor = found.get(names[name])
+    shapes = config.tensor_shapes()
+    parts_of: dict[str, list[str]] = {}  # the file's name of a tensor -> what of the model is in it, end to end
+    for name in shapes:
+        parts_of.setdefault(file_name(name), []).append(name)
+    matched = {}
+    for stored_name, parts in parts_of.items():
+        outputs = [shapes[name][0] for name in parts]
+        shape = (sum(outputs), *shapes[parts[0]][1:])
+        tensor = found.get(stored_name)
         if tensor is None:
-            raise CheckpointError(f"{where}: tensor {names[name]!r} is missing, wanted one of shape {list(shape)}")
+            raise CheckpointError(f"{where}: tensor {stored_name!r} is missing, wanted one of shape {list(shape)}")
         if tensor.shape != shape:
             raise CheckpointError(
                 f"{where}: tensor {tensor.name!r} has shape {list(tensor.shape)}, "
@@ -196,10 +210,12 @@ def match_tensors(
             raise UnsupportedError(
                 f"{where}: tensor {tensor.name!r} is a vector stored as {tensor.storage.name}, wanted floats"
             )
-    left_over = sorted(found.keys() - set(names.values()) - set(unused))
+        for name, stop in zip(parts, accumulate(outputs), strict=True):
+            matched[name] = tensor.outputs(stop - shapes[name][0], stop)
+    left_over = sorted(found.keys() - parts_of.keys() - set(unused))
     if left_over:
         raise UnsupportedError(
             f"{where}: {len(left_over)} tensors have no place in the model its config describes, "
             f"first {left_over[0]!r}; leaving them out would compute another model"
         )
-    return {name: found[names[name]] for name in names}
+    return {name: matched[name] for name in shapes}

@@ -41,6 +41,10 @@ class Fields:
             raise CheckpointError(f"{self.where}: field {self.prefix + name!r} is missing")
         return default
 
+    def over(self, defaults: Mapping[str, Any]) -> Fields:
+        """The same fields, and values for absent ones. Null is not absent here: it may say "none" of what is usual."""
+        return Fields({self.prefix + name: value for name, value in defaults.items()} | dict(self.values), self.where)
+
     def integer(self, name: str, default: Any = _REQUIRED) -> Any:
         """A whole number, 1 to 2^31 - 1; or the default, whatever that is."""
         value = self.get(name, default)

@@ -8,7 +8,7 @@ library, and `jit` computes the same as compiled loops. Whoever reads `reference
     embed(token_ids, matrix)                                 [T] -> [T, D]
     linear(x, matrix, bias)                                  [T, I] -> [T, O]
     rms_norm(x, weight, eps)                                 [T, D] -> [T, D]
-    rotary_angles(positions, frequencies)                    [T] -> cosines, sines [T, K/2]
+    rotary_angles(positions, frequencies, magnitude)         [T] -> cosines, sines [T, K/2]
     rotate(heads, cosines, sines)                            [T, H, K] -> [T, H, K]
     write_kv(keys, values, ..., layer, slots)                [T, G, K] twice -> into the KV cache
     attention(queries, ..., layer, positions, ...)           [T, H, K] -> [T, H, K], over the KV cache

@@ -86,11 +86,14 @@ def swiglu(gate: Array, up: Array) -> Array:
     return silu(gate) * up
 
 
-def rotary_angles(positions: np.ndarray, frequencies: Array) -> tuple[Array, Array]:
-    """Cosines and sines [T, K/2] of the angles `position * frequency` that rotary embedding turns by."""
+def rotary_angles(positions: np.ndarray, frequencies: Array, magnitude: float = 1.0) -> tuple[Array, Array]:
+    """Cosines and sines [T, K/2] of the angles `position * frequency` that rotary embedding turns by.
+
+    Both are multiplied by `magnitude`: what is turned by them grows so much, as some ways of scaling want it.
+    """
     xp = frequencies.__array_namespace__()
     angles = xp.astype(xp.asarray(positions), xp.float32)[:, None] * frequencies[None, :]
-    return xp.cos(angles), xp.sin(angles)
+    return xp.cos(angles) * magnitude, xp.sin(angles) * magnitude
 
 
 def rotate(heads: Array, cosines: Array, sines: Array) -> Array:

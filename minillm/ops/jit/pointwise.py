@@ -99,15 +99,15 @@ def rms_norm(x, weight, eps):
 
 
 @compiled
-def rotary_angles(positions, frequencies):
-    """Cosines and sines [T, K/2] of the angles `position * frequency` that rotary embedding turns by."""
+def rotary_angles(positions, frequencies, magnitude=1.0):
+    """Cosines and sines [T, K/2], times `magnitude`, of the angles `position * frequency` to turn by."""
     cosines = np.empty((len(positions), len(frequencies)), np.float32)
     sines = np.empty_like(cosines)
     for t in range(len(positions)):
         for i in range(len(frequencies)):
             angle = np.float32(positions[t]) * frequencies[i]
-            cosines[t, i] = math.cos(angle)
-            sines[t, i] = math.sin(angle)
+            cosines[t, i] = np.float32(math.cos(angle)) * np.float32(magnitude)
+            sines[t, i] = np.float32(math.sin(angle)) * np.float32(magnitude)
     return cosines, sines
 
 
