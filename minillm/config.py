@@ -32,12 +32,15 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The numbers that fix a model's shapes. Letters are those used in every docstring of the project."""
+    """What a model is: the numbers that fix its shapes, and in what it differs from Llama, the plainest of them.
 
-    architecture: str  # "llama"
+    Letters are those used in every docstring of the project.
+    """
+
+    architecture: str  # "llama", "gemma3", ...: what a checkpoint calls it; nothing is computed from it
     vocab_size: int  # V
     hidden_size: int  # D
-    intermediate_size: int  # F
+    intermediate_size: int  # F; of a mixture, that of one expert
     num_layers: int  # L
     num_heads: int  # H, query heads
     num_kv_heads: int  # G, key/value heads; each serves H / G query heads
@@ -51,29 +54,74 @@ class ModelConfig:
     mlp_bias: bool = False  # biases on gate, up and down
     tie_embeddings: bool = False  # the output head is the embedding matrix
 
+    # --- in what models differ from Llama: the rest of this list is its own answer to each question
+    norm: str = "rms"  # or "layer", which also takes off the mean and adds a bias
+    qk_norm: bool = False  # every query and key head passes a norm before it is turned
+    post_norms: bool = False  # what attention and MLP give passes a norm before it is added
+    activation: str = "silu"  # or "gelu": the curve in the MLP
+    gated: bool = True  # the MLP has a gate beside its way up
+    embedding_scale: float = 1.0  # what embeddings are multiplied by
+    query_scale: float | None = None  # what scores are multiplied by; None for 1 / sqrt(K)
+    attention_soft_cap: float | None = None  # scores are squeezed between this and its negative
+    logit_soft_cap: float | None = None  # and so are the logits
+    learned_positions: bool = False  # a vector for each position is added to the embedding; nothing is turned
+    rotary_dim: int | None = None  # R, how many of a head's numbers are turned; None for all
+    sliding_window: int | None = None  # how many positions a query of a layer with a window sees, the last its own
+    window_layers: tuple[int, ...] = ()  # which layers have that window
+    window_rope_theta: float | None = None  # their theta, unscaled; None where they turn as all others do
+    num_experts: int = 0  # E: MLPs of a layer from which each token takes a few; 0 where there is one MLP for all
+    experts_per_token: int = 0
+    normalize_experts: bool = True  # the weights of a token's experts are made to sum to one
+
+    def window(self, layer: int) -> int | None:
+        """How many positions a query of a layer sees, the last its own; None for all before it."""
+        return self.sliding_window if layer in self.window_layers else None
+
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Name and shape of every tensor a checkpoint of this model must hold (matrices: outputs first)."""
-        D, F, V = self.hidden_size, self.intermediate_size, self.vocab_size
-        query, key_value = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        projections = {
-            "attention.q": ((query, D), self.attention_bias),
-            "attention.k": ((key_value, D), self.attention_bias),
-            "attention.v": ((key_value, D), self.attention_bias),
-            "attention.output": ((D, query), self.output_bias),
-            "mlp.gate": ((F, D), self.mlp_bias),
-            "mlp.up": ((F, D), self.mlp_bias),
-            "mlp.down": ((D, F), self.mlp_bias),
-        }
-        shapes: dict[str, tuple[int, ...]] = {"embedding.weight": (V, D)}
+        D, V, K = self.hidden_size, self.vocab_size, self.head_dim
+        shapes: dict[str, tuple[int, ...]] = {}
+
+        def norm(name: str, size: int = D) -> None:
+            shapes[f"{name}.weight"] = (size,)
+            if self.norm == "layer":
+                shapes[f"{name}.bias"] = (size,)
+
+        def linear(name: str, outputs: int, inputs: int, has_bias: bool) -> None:
+            shapes[f"{name}.weight"] = (outputs, inputs)
+            if has_bias:
+                shapes[f"{name}.bias"] = (outputs,)
+
+        def mlp(name: str) -> None:
+            if self.gated:
+                linear(f"{name}.gate", self.intermediate_size, D, self.mlp_bias)
+            linear(f"{name}.up", self.intermediate_size, D, self.mlp_bias)
+            linear(f"{name}.down", D, self.intermediate_size, self.mlp_bias)
+
+        linear("embedding", V, D, False)
+        if self.learned_positions:
+            linear("positions", self.context_length, D, False)
         for index in range(self.num_layers):
             layer = f"layers.{index}"
-            shapes[f"{layer}.attention_norm.weight"] = (D,)
-            shapes[f"{layer}.mlp_norm.weight"] = (D,)
-            for name, (shape, has_bias) in projections.items():
-                shapes[f"{layer}.{name}.weight"] = shape
-                if has_bias:
-                    shapes[f"{layer}.{name}.bias"] = shape[:1]
-        shapes["final_norm.weight"] = (D,)
+            norm(f"{layer}.attention_norm")
+            linear(f"{layer}.attention.q", self.num_heads * K, D, self.attention_bias)
+            linear(f"{layer}.attention.k", self.num_kv_heads * K, D, self.attention_bias)
+            linear(f"{layer}.attention.v", self.num_kv_heads * K, D, self.attention_bias)
+            if self.qk_norm:
+                norm(f"{layer}.attention.q_norm", K)
+                norm(f"{layer}.attention.k_norm", K)
+            linear(f"{layer}.attention.output", D, self.num_heads * K, self.output_bias)
+            norm(f"{layer}.mlp_norm")
+            if self.num_experts:
+                linear(f"{layer}.mlp.router", self.num_experts, D, False)
+            for expert in range(self.num_experts):
+                mlp(f"{layer}.mlp.experts.{expert}")
+            if not self.num_experts:
+                mlp(f"{layer}.mlp")
+            if self.post_norms:
+                norm(f"{layer}.post_attention_norm")
+                norm(f"{layer}.post_mlp_norm")
+        norm("final_norm")
         if not self.tie_embeddings:
-            shapes["head.weight"] = (V, D)
+            linear("head", V, D, False)
         return shapes

@@ -361,6 +361,15 @@ def bias(*parts: str, layers=range(2)):
 
 
 CONTRADICTIONS = {
+    r"'llama.expert_used_count' is missing": number("llama.expert_count", 8),
+    r"a token takes 9 of 8 experts": lambda writer: (
+        number("llama.expert_count", 8)(writer),
+        number("llama.expert_used_count", 9)(writer),
+    ),
+    r"'blk.0.ffn_gate_inp.weight' is missing": lambda writer: (
+        number("llama.expert_count", 8)(writer),
+        number("llama.expert_used_count", 2)(writer),
+    ),
     **{
         f"field 'llama.{name}' is missing": number(f"llama.{name}", None)
         for name in (
@@ -394,12 +403,13 @@ CONTRADICTIONS = {
     r"'blk.1.attn_q.bias' is missing": bias(*BIASES, layers=[0]),
     r"'blk.0.ffn_up.bias' is missing": bias("ffn_gate"),
     r"'llama.rope.scaling.original_context_length' is missing": number("llama.rope.scaling.type", "yarn", TEXT),
-    r"'rope_freqs.weight' is F32 of shape \[7\], wanted F32 of shape \[8\]": added("rope_freqs.weight", np.ones(7)),
+    r"7 factors of rotary frequencies, wanted 8": added("rope_freqs.weight", np.ones(7)),
+    r"'rope_freqs.weight' is F32 of shape \[8, 1\], wanted F32": added("rope_freqs.weight", np.ones((8, 1))),
     r"'rope_freqs.weight' holds a number that": added("rope_freqs.weight", [1, 1, 1, 1, 1, 1, 1, np.nan]),
 }
 ADDITIONS = {
     r"the architecture is 'mamba'; implemented are 'llama'": number("general.architecture", "mamba", TEXT),
-    r"'llama.expert_count' is 8": number("llama.expert_count", 8),
+    r"'llama.expert_gating_func' is 2": number("llama.expert_gating_func", 2),
     r"'llama.attention.sliding_window' is 128": number("llama.attention.sliding_window", 128),
     r"'llama.attention.head_count' differs from layer to layer": number("llama.attention.head_count", [4, 4], LIST),
     r"'llama.attention.value_length' is 8": number("llama.attention.value_length", 8),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from minillm.checkpoints.checkpoint import Checkpoint, StoredTensor, check_config, match_tensors
+from minillm.checkpoints.checkpoint import Checkpoint, StoredTensor, check_config, check_layers, match_tensors
 from minillm.checkpoints.fields import Fields
 from minillm.checkpoints.gguf import GGUFFile, read_gguf
 from minillm.checkpoints.gguf_layouts import KEYS_USED, KEYS_WITHOUT_EFFECT, LAYOUTS, Layout, shortest
@@ -20,7 +20,6 @@ from minillm.errors import CheckpointError, UnsupportedError
 from minillm.rope import yarn_magnitude
 from minillm.tokenizer import Tokenizer
 
-ROPE_FACTORS = "rope_freqs.weight"
 BLOCK_BIAS = re.compile(r"blk\.\d+\.(\w+)\.bias")
 
 
@@ -35,8 +34,9 @@ def open_gguf(path: Path) -> Checkpoint:
     file = read_gguf(path)
     layout = find_layout(file)
     config = read_config(file)
-    check_config(config, len(file.tensors), str(path))
-    unused = [ROPE_FACTORS, *(f"blk.{index}.attn_rot_embd.weight" for index in range(config.num_layers))]
+    check_config(config, str(path))
+    unused = [name.format(index) for name in layout.unused for index in range(config.num_layers)]
+    unused.append(layout.rope_factors)
     tensors = match_tensors(config, file.tensors, layout.file_name, unused, str(path))
     if layout.interleaved:
         tensors = _interleaved(tensors, config)
@@ -57,27 +57,35 @@ def read_config(file: GGUFFile) -> ModelConfig:
     """The model's numbers, from the metadata and from which tensors are there."""
     layout = find_layout(file)
     architecture = file.metadata["general.architecture"]
-    fields = Fields(file.metadata, str(file.path), prefix=f"{architecture}.")
+    fields = Fields(file.metadata, str(file.path), f"{architecture}.", layout.aliases)
     _refuse_additions(fields, layout)
     num_heads = fields.integer("attention.head_count")
     hidden_size = fields.integer("embedding_length")
     head_dim = _head_dim(fields, hidden_size, num_heads)
+    num_layers = check_layers(fields.integer("block_count"), len(file.tensors), str(file.path))
+    different = layout.differences(fields)
     shared = {
         "architecture": architecture,
         "vocab_size": fields.integer("vocab_size", None) or _embedding_rows(file, layout),
         "hidden_size": hidden_size,
         "intermediate_size": fields.integer("feed_forward_length"),
-        "num_layers": fields.integer("block_count"),
+        "num_layers": num_layers,
         "num_heads": num_heads,
         "num_kv_heads": fields.integer("attention.head_count_kv", num_heads),
         "head_dim": head_dim,
         "context_length": fields.integer("context_length"),
         "norm_eps": shortest(fields.number("attention.layer_norm_rms_epsilon")),
         "rope_theta": shortest(fields.number("rope.freq_base", 10000.0)),
-        "rope_scaling": _rope_scaling(fields, file, head_dim),
+        "rope_scaling": _rope_scaling(fields, file.tensors.get(layout.rope_factors)),
         "tie_embeddings": layout.file_name("head.weight") not in file.tensors,
     }
-    return ModelConfig(**shared | _biases(file) | layout.differences(fields))
+    turned = fields.integer("rope.dimension_count", head_dim)
+    if turned not in (head_dim, different.get("rotary_dim")) and not different.get("learned_positions"):
+        raise UnsupportedError(
+            f"{fields.where}: field {fields.key('rope.dimension_count')!r} is {turned}; "
+            f"only one equal to the key length, {head_dim}, is implemented"
+        )
+    return ModelConfig(**shared | _biases(file) | different)
 
 
 def _refuse_additions(fields: Fields, layout: Layout) -> None:
@@ -99,15 +107,14 @@ def _head_dim(fields: Fields, hidden_size: int, num_heads: int) -> int:
         if hidden_size % num_heads:
             raise CheckpointError(
                 f"{fields.where}: embedding_length {hidden_size} is not a multiple of head_count {num_heads}, "
-                f"and there is no {fields.prefix + 'attention.key_length'!r}"
+                f"and there is no {fields.key('attention.key_length')!r}"
             )
         head_dim = hidden_size // num_heads
-    for name in ("attention.value_length", "rope.dimension_count"):
-        if fields.integer(name, head_dim) != head_dim:
-            raise UnsupportedError(
-                f"{fields.where}: field {fields.prefix + name!r} is {fields.integer(name)}; "
-                f"only one equal to the key length, {head_dim}, is implemented"
-            )
+    if fields.integer("attention.value_length", head_dim) != head_dim:
+        raise UnsupportedError(
+            f"{fields.where}: field {fields.key('attention.value_length')!r} is "
+            f"{fields.integer('attention.value_length')}; only one equal to the key length, {head_dim}, is implemented"
+        )
     return head_dim
 
 
@@ -115,7 +122,7 @@ def _biases(file: GGUFFile) -> dict[str, bool]:
     """Which projections have biases, as far as any layer's have."""
     biased = {match[1] for match in map(BLOCK_BIAS.fullmatch, file.tensors) if match}
     return {
-        "attention_bias": bool({"attn_q", "attn_k", "attn_v"} & biased),
+        "attention_bias": bool({"attn_q", "attn_k", "attn_v", "attn_qkv"} & biased),
         "output_bias": "attn_output" in biased,
         "mlp_bias": bool({"ffn_gate", "ffn_up", "ffn_down"} & biased),
     }
@@ -128,12 +135,12 @@ def _embedding_rows(file: GGUFFile, layout: Layout) -> int:
     return file.tensors[name].shape[0]
 
 
-def _rope_scaling(fields: Fields, file: GGUFFile, head_dim: int) -> RopeScaling | None:
+def _rope_scaling(fields: Fields, factors: StoredTensor | None) -> RopeScaling | None:
     kind = fields.text("rope.scaling.type", "linear")
     factor = fields.number("rope.scaling.factor", None) or fields.number("rope.scale_linear", None)
     if kind not in ("none", "linear", "yarn"):
         raise UnsupportedError(
-            f"{fields.where}: field {fields.prefix + 'rope.scaling.type'!r} is {kind!r:.60}; "
+            f"{fields.where}: field {fields.key('rope.scaling.type')!r} is {kind!r:.60}; "
             "'none', 'linear' and 'yarn' are implemented"
         )
     scaling = None
@@ -141,11 +148,12 @@ def _rope_scaling(fields: Fields, file: GGUFFile, head_dim: int) -> RopeScaling 
         scaling = RopeScaling("linear", shortest(factor))
     if kind == "yarn":
         scaling = _yarn(fields, shortest(factor or 1.0))
-    if ROPE_FACTORS not in file.tensors:
+    if factors is None:
         return scaling
     if scaling:
-        raise UnsupportedError(f"{fields.where}: {kind} rope scaling together with {ROPE_FACTORS!r}: not implemented")
-    return RopeScaling("per_frequency", 1.0, factors=_rope_factors(file.tensors[ROPE_FACTORS], fields.where, head_dim))
+        raise UnsupportedError(f"{fields.where}: {kind} rope scaling together with {factors.name!r}: not implemented")
+    magnitude = shortest(fields.number("rope.scaling.attn_factor", 1.0))
+    return RopeScaling("per_frequency", 1.0, factors=_rope_factors(factors, fields.where), magnitude=magnitude)
 
 
 def _yarn(fields: Fields, factor: float) -> RopeScaling:
@@ -159,12 +167,11 @@ def _yarn(fields: Fields, factor: float) -> RopeScaling:
     )
 
 
-def _rope_factors(tensor: StoredTensor, where: str, head_dim: int) -> tuple[float, ...]:
-    wanted = (head_dim // 2,)
-    if tensor.shape != wanted or tensor.storage.name != "F32":
+def _rope_factors(tensor: StoredTensor, where: str) -> tuple[float, ...]:
+    if len(tensor.shape) != 1 or tensor.storage.name != "F32":
         raise CheckpointError(
             f"{where}: tensor {tensor.name!r} is {tensor.storage.name} of shape {list(tensor.shape)}, "
-            f"wanted F32 of shape {list(wanted)}"
+            "wanted F32, a factor for each frequency"
         )
     factors = tensor.read()
     if not (np.isfinite(factors) & (factors > 0)).all():

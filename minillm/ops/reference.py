@@ -67,6 +67,16 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     return x / xp.sqrt(xp.mean(x * x, axis=-1, keepdims=True) + eps) * weight
 
 
+def layer_norm(x: Array, weight: Array, bias: Array, eps: float) -> Array:
+    """Shift and scale every row of [T, D] to a mean of zero and a variance of one; then times `weight`, plus `bias`.
+
+    Ba, Kiros and Hinton 2016.
+    """
+    xp = x.__array_namespace__()
+    centred = x - xp.mean(x, axis=-1, keepdims=True)
+    return centred / xp.sqrt(xp.mean(centred * centred, axis=-1, keepdims=True) + eps) * weight + bias
+
+
 def softmax(x: Array) -> Array:
     """Numbers -> probabilities along the last axis; the maximum is taken off first so that exp cannot overflow."""
     xp = x.__array_namespace__()
@@ -86,8 +96,47 @@ def swiglu(gate: Array, up: Array) -> Array:
     return silu(gate) * up
 
 
+def gelu(x: Array) -> Array:
+    """`x` times a bell curve's share below `x`, nearly, by the tanh that most models use (Hendrycks & Gimpel 2016)."""
+    xp = x.__array_namespace__()
+    return 0.5 * x * (1 + xp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+
+
+def geglu(gate: Array, up: Array) -> Array:
+    """`swiglu` with the other curve, `gelu(gate) * up` (Shazeer 2020): [T, F] twice -> [T, F]."""
+    return gelu(gate) * up
+
+
+def squeeze(x: Array, cap: float) -> Array:
+    """Squeeze numbers smoothly between -cap and cap; small ones stay what they are (Gemma 2, 2024)."""
+    xp = x.__array_namespace__()
+    return cap * xp.tanh(x / cap)
+
+
+def choose(scores: Array, count: int, normalize: bool) -> tuple[np.ndarray, Array]:
+    """A router's choice for every token: its `count` likeliest experts, and the share that each has in the output.
+
+    Parameters
+    ----------
+    scores : [T, E]
+    count : how many of E experts a token takes
+    normalize : whether the shares, which are softmax's of all E, are made to sum to one
+
+    Returns
+    -------
+    experts, int [T, count] as a NumPy array, likeliest first; shares [T, count]
+    """
+    xp = scores.__array_namespace__()
+    probabilities = softmax(scores)
+    chosen = xp.argsort(-probabilities, axis=-1, stable=True)[:, :count]
+    shares = xp.take_along_axis(probabilities, chosen, axis=-1)
+    if normalize:
+        shares = shares / xp.sum(shares, axis=-1, keepdims=True)
+    return to_numpy(chosen), shares
+
+
 def rotary_angles(positions: np.ndarray, frequencies: Array, magnitude: float = 1.0) -> tuple[Array, Array]:
-    """Cosines and sines [T, K/2] of the angles `position * frequency` that rotary embedding turns by.
+    """Cosines and sines [T, R/2] of the angles `position * frequency` that rotary embedding turns by.
 
     Both are multiplied by `magnitude`: what is turned by them grows so much, as some ways of scaling want it.
     """
@@ -97,18 +146,18 @@ def rotary_angles(positions: np.ndarray, frequencies: Array, magnitude: float = 
 
 
 def rotate(heads: Array, cosines: Array, sines: Array) -> Array:
-    """Rotary position embedding: turn pair (i, i + K/2) of every head by its angle (Su et al. 2021).
+    """Rotary position embedding: turn pair (i, i + R/2) of every head by its angle (Su et al. 2021).
 
     Parameters
     ----------
     heads : [T, H, K], queries or keys
-    cosines, sines : [T, K/2], from `rotary_angles`
+    cosines, sines : [T, R/2], from `rotary_angles`; R is K, or less: then what is past R is left as it is
     """
     xp = heads.__array_namespace__()
-    half = heads.shape[-1] // 2
-    first, second = heads[..., :half], heads[..., half:]
+    half = cosines.shape[-1]
+    first, second, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
     cosines, sines = cosines[:, None, :], sines[:, None, :]
-    return xp.concat([first * cosines - second * sines, second * cosines + first * sines], axis=-1)
+    return xp.concat([first * cosines - second * sines, second * cosines + first * sines, rest], axis=-1)
 
 
 def write_kv(keys: Array, values: Array, key_blocks: Array, value_blocks: Array, layer: int, slots: np.ndarray) -> None:
@@ -138,6 +187,9 @@ def attention(
     positions: np.ndarray,
     query_starts: np.ndarray,
     block_tables: np.ndarray,
+    scale: float | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
 ) -> Array:
     """Causal attention of every token over its own sequence's keys, found through its block table.
 
@@ -149,6 +201,7 @@ def attention(
     positions : int [T]; those of one sequence follow each other
     query_starts : int [S + 1]; sequence `s` owns tokens `query_starts[s]` to `query_starts[s + 1]`
     block_tables : int [S, most blocks a sequence]; row `s` names the blocks that hold positions 0, B, 2B, ...
+    scale, window, soft_cap : see `attend`
 
     Returns
     -------
@@ -167,11 +220,20 @@ def attention(
         keys = xp.reshape(keys, (keys.shape[0], -1, keys.shape[3]))[:, :length, :]
         values = xp.reshape(values, (values.shape[0], -1, values.shape[3]))[:, :length, :]
         keys, values = xp.astype(keys, queries.dtype), xp.astype(values, queries.dtype)  # of a float16 cache
-        attended.append(attend(queries[start:stop, ...], keys, values, xp.asarray(positions[start:stop])))
+        own = xp.asarray(positions[start:stop])
+        attended.append(attend(queries[start:stop, ...], keys, values, own, scale, window, soft_cap))
     return xp.concat(attended, axis=0)
 
 
-def attend(queries: Array, keys: Array, values: Array, positions: Array) -> Array:
+def attend(
+    queries: Array,
+    keys: Array,
+    values: Array,
+    positions: Array,
+    scale: float | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+) -> Array:
     """Grouped-query attention within one sequence (Vaswani et al. 2017; Ainslie et al. 2023).
 
     Parameters
@@ -179,22 +241,31 @@ def attend(queries: Array, keys: Array, values: Array, positions: Array) -> Arra
     queries : [n, H, K], of the tokens at `positions`
     keys, values : [G, m, K], of positions 0 to m - 1
     positions : int [n]
+    scale : what a score is multiplied by; None for 1 / sqrt(K)
+    window : how many keys a query sees, the last of them its own (Beltagy et al. 2020); None for all there are
+    soft_cap : what scores are squeezed below, see `squeeze`; None for none
 
     Returns
     -------
-    [n, H, K]: for every query the mean of the values it may see, weighted by softmax(query . key / sqrt(K))
+    [n, H, K]: for every query the mean of the values it may see, weighted by softmax(query . key * scale)
     """
     xp = queries.__array_namespace__()
     num_heads, head_dim = queries.shape[1], queries.shape[2]
     group = num_heads // keys.shape[0]  # query heads that share one key/value head
     keys, values = xp.repeat(keys, group, axis=0), xp.repeat(values, group, axis=0)
-    scores = xp.permute_dims(queries, (1, 0, 2)) @ xp.permute_dims(keys, (0, 2, 1)) / math.sqrt(head_dim)
-    visible = xp.arange(keys.shape[1])[None, :] <= positions[:, None]  # itself and what came before
+    scores = xp.permute_dims(queries, (1, 0, 2)) @ xp.permute_dims(keys, (0, 2, 1))
+    scores = scores / math.sqrt(head_dim) if scale is None else scores * scale
+    if soft_cap is not None:
+        scores = squeeze(scores, soft_cap)
+    distances = positions[:, None] - xp.arange(keys.shape[1])[None, :]
+    visible = distances >= 0  # itself and what came before
+    if window is not None:
+        visible = visible & (distances < window)
     weights = softmax(xp.where(visible, scores, xp.asarray(-math.inf, dtype=scores.dtype)))  # [H, n, m]
     return xp.permute_dims(weights @ values, (1, 0, 2))
 
 
-def fuse(layers: Sequence[Any], eps: float) -> None:
+def fuse(layers: Sequence[Any], config: Any) -> None:
     """No faster way through the layers than operation by operation."""
 
 

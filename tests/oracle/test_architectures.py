@@ -1,9 +1,10 @@
 """Every architecture against transformers: random small models of every shape, fed in any pieces, on both backends.
 
 An architecture is one entry of ARCHITECTURES: its configuration class, and what hypothesis may draw for the fields in
-which it differs from the others. Sizes that all share are drawn for all.
+which it differs from the others, given the sizes that are drawn for all.
 """
 
+from dataclasses import replace
 from itertools import pairwise
 
 import gguf
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from builders import random_llama, random_model, storage_for, write_gguf
+from builders import TINY, random_llama, random_model, storage_for, write_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ from minillm.batch import Batch, Chunk
 from minillm.checkpoints import open_checkpoint
 from minillm.kv_cache import KVCache
 from minillm.ops import backend
+from minillm.quantization import QuantizedMatrix
 from minillm.rope import rope_frequencies
 from minillm.transformer import Transformer
 
@@ -61,8 +63,93 @@ def rope(*kinds):
 
 
 any_rope = rope("default", "linear", "dynamic", "llama3", "yarn")
+windows = st.sampled_from([1, 2, 7, 16, 40])
+two_ropes = fields(sliding_attention=rope("default"), full_attention=rope("default", "linear"))
+
+
+def layer_types(sizes):
+    kinds, layers = st.sampled_from(["full_attention", "sliding_attention"]), sizes["num_hidden_layers"]
+    return st.lists(kinds, min_size=layers, max_size=layers)
+
+
+def phi3_rope(sizes):
+    """Whole heads or a part of each; the factors of LongRoPE, for short texts and for such as are not computed."""
+    part = st.sampled_from([part for part in (1.0, 0.5, 0.75) if int(sizes["head_dim"] * part) % 2 == 0])
+    theta = {"rope_theta": 10_000.0, "partial_rotary_factor": part}
+    plain = fields(rope_type="default", **theta)
+    factors = st.lists(st.floats(1, 40), min_size=4 * sizes["head_dim"], max_size=4 * sizes["head_dim"])
+    long = fields(rope_type="longrope", **theta, short_factor=factors, long_factor=factors)
+    return plain | long.map(
+        lambda r: (
+            r
+            | {
+                name: r[name][: int(sizes["head_dim"] * r["partial_rotary_factor"]) // 2]
+                for name in ("short_factor", "long_factor")
+            }
+        )
+    )
+
+
+experts = {"num_experts_per_tok": st.integers(1, 3), "num_local_experts": st.integers(3, 5)}
+qwen = {"use_sliding_window": booleans, "sliding_window": windows, "max_window_layers": st.integers(1, 2)}
+gemma = {"query_pre_attn_scalar": st.sampled_from([4, 100]), "attention_bias": booleans, "sliding_window": windows}
+maybe_cap = st.sampled_from([None, 1.0, 5.0])
 ARCHITECTURES = {
-    "llama": (transformers.LlamaConfig, fields(attention_bias=booleans, mlp_bias=booleans, rope_parameters=any_rope)),
+    "llama": (
+        transformers.LlamaConfig,
+        lambda sizes: fields(attention_bias=booleans, mlp_bias=booleans, rope_parameters=any_rope),
+    ),
+    "mistral": (
+        transformers.MistralConfig,
+        lambda sizes: fields(sliding_window=st.none() | windows, rope_parameters=any_rope),
+    ),
+    "qwen2": (transformers.Qwen2Config, lambda sizes: fields(**qwen, rope_parameters=any_rope)),
+    "qwen3": (
+        transformers.Qwen3Config,
+        lambda sizes: fields(**qwen, attention_bias=booleans, rope_parameters=any_rope),
+    ),
+    "gemma3": (
+        transformers.Gemma3TextConfig,
+        lambda sizes: fields(
+            **gemma, rope_parameters=two_ropes, layer_types=layer_types(sizes), final_logit_softcapping=maybe_cap
+        ),
+    ),
+    "phi3": (
+        transformers.Phi3Config,
+        lambda sizes: fields(
+            hidden_size=sizes["num_attention_heads"] * sizes["head_dim"],
+            head_dim=...,
+            sliding_window=st.none() | windows,
+            original_max_position_embeddings=st.sampled_from([CONTEXT, 48]),
+            rope_parameters=phi3_rope(sizes),
+        ),
+    ),
+    "gpt2": (
+        transformers.GPT2Config,
+        lambda sizes: fields(
+            head_dim=...,
+            num_key_value_heads=...,
+            rms_norm_eps=...,
+            layer_norm_epsilon=st.sampled_from([1e-5, 1e-3]),
+            intermediate_size=...,
+            n_inner=st.none() | st.sampled_from([32, 50]),
+        ),
+    ),
+    "gemma2": (
+        transformers.Gemma2Config,
+        lambda sizes: fields(
+            **gemma,
+            rope_parameters=any_rope,
+            layer_types=layer_types(sizes),
+            final_logit_softcapping=maybe_cap,
+            attn_logit_softcapping=maybe_cap,
+        ),
+    ),
+    "qwen3_moe": (
+        transformers.Qwen3MoeConfig,
+        lambda sizes: fields(**experts, norm_topk_prob=booleans, moe_intermediate_size=st.sampled_from([24, 50])),
+    ),
+    "mixtral": (transformers.MixtralConfig, lambda sizes: fields(**experts, sliding_window=st.none() | windows)),
 }
 
 
@@ -87,7 +174,8 @@ def configurations(draw, name):
         "eos_token_id": None,
         "pad_token_id": None,
     }
-    return config_class(**sizes | draw(own))
+    chosen = sizes | draw(own(sizes))
+    return config_class(**{field: value for field, value in chosen.items() if value is not ...})
 
 
 @st.composite
@@ -146,6 +234,43 @@ def test_a_random_model_from_a_folder(backend_name, name, tmp_path_factory, data
     model = random_model(data.draw(configurations(name)), seed)
     path = saved(tmp_path_factory.mktemp(name), model)
     assert_close(forward_in_pieces(load(path, backend_name), *text, block_size), logits_of(model, text[0]))
+
+
+# Settings that a GGUF file can hold: what it has no key for is as in the models that there are.
+SEVEN = {"num_hidden_layers": 7, "sliding_window": 16, "query_pre_attn_scalar": 16, "head_dim": 16}
+LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0, 4.5], "long_factor": [9.0] * 4}
+LONG |= {"partial_rotary_factor": 0.5, "rope_theta": 1e4, "attention_factor": 1.25}
+IN_GGUF = {
+    "llama": {"attention_bias": True, "mlp_bias": True},
+    "mistral": {"sliding_window": None},
+    "qwen2": {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}},
+    "qwen3": {"head_dim": 24, "tie_word_embeddings": True},
+    "gemma3": SEVEN | {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0}}},
+    "gemma2": SEVEN,
+    "phi3": {"rope_parameters": LONG, "original_max_position_embeddings": 48, "sliding_window": 20, "head_dim": ...},
+    "gpt2": {"head_dim": ..., "rms_norm_eps": ..., "num_key_value_heads": ..., "intermediate_size": ..., "n_inner": 96},
+    "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 32, "norm_topk_prob": True, "num_experts_per_tok": 2},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+}
+
+
+@pytest.mark.parametrize("storage", ["F32", "Q8_0"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_gguf_file_holds_the_same_model(name, storage, tmp_path):
+    """The same numbers of the config, and the same tensors, as in the folder that is held against transformers."""
+    own = {"head_dim": 16, "rms_norm_eps": 1e-6, "max_position_embeddings": 64, "pad_token_id": None}
+    chosen = {field: value for field, value in (TINY | own | IN_GGUF[name]).items() if value is not ...}
+    model = random_model(ARCHITECTURES[name][0](**chosen))
+    folder = open_checkpoint(saved(tmp_path / "folder", model))
+    file = open_checkpoint(write_gguf(tmp_path / "model.gguf", model, storage))
+    assert replace(file.config, architecture=folder.config.architecture) == folder.config
+    for name, tensor in folder.tensors.items():
+        expected, found = tensor.read(), file.tensors[name].read()
+        if storage == "F32":
+            np.testing.assert_array_equal(found, expected)
+        else:
+            widened = found.dequantize() if isinstance(found, QuantizedMatrix) else found
+            assert np.abs(widened - expected).max() <= np.abs(expected).max() / 100
 
 
 @settings(max_examples=50)
