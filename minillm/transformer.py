@@ -5,7 +5,8 @@ vector of each token: what attention gathers from the tokens before it, and what
 of the token itself. Prefill and decode are this same pass, over many tokens of a sequence or over one.
 
 Other models differ from Llama in a few named places, each a line or two here and a field in `ModelConfig`; a part that
-a model lacks is None. On a first reading, skip them: `docs/models.md` has who differs in what.
+a model lacks is None. On a first reading, skip them: `docs/models.md` has who differs in what. What a layer holds, `q`
+and `k` and all the rest, is listed in `weights.py`.
 
 The numbers are worked out by `ops`, a backend (see `minillm/ops/__init__.py`); this file says what is computed.
 
@@ -16,7 +17,6 @@ describe a token on its way), `F` feed-forward size, `H` query heads, `G` key/va
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -26,6 +26,7 @@ from minillm.batch import Batch
 from minillm.config import ModelConfig
 from minillm.kv_cache import KVCache
 from minillm.rope import rope_frequencies
+from minillm.weights import MLP, Layer, Loader, Norm, num_bytes
 
 Array = Any  # an array of the backend's library
 Angles = dict[int | None, tuple[Array, Array]]  # window of a layer -> cosines and sines [T, R/2]; None: all others
@@ -34,52 +35,6 @@ Probe = Callable[[str, Array], None]
 
 def no_probe(name: str, value: Array) -> None:
     """What is shown every intermediate result when nobody wants to look."""
-
-
-@dataclass(frozen=True)
-class Linear:
-    """A weight matrix (outputs x inputs, in the backend's own layout), and its bias [outputs] if it has one."""
-
-    weight: Any
-    bias: Array | None
-
-
-@dataclass(frozen=True)
-class Norm:
-    """A norm's weight [D], or [K] for one of heads; a layer norm has a bias as well."""
-
-    weight: Array
-    bias: Array | None
-
-
-@dataclass(frozen=True)
-class MLP:
-    """The weights of one expert of a mixture; a layer without experts has these three itself."""
-
-    gate: Linear | None  # D -> F
-    up: Linear  # D -> F
-    down: Linear  # F -> D
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One layer's weights. What Llama does not have is None in it, and in most others."""
-
-    attention_norm: Norm
-    q: Linear  # D -> H * K
-    k: Linear  # D -> G * K
-    v: Linear  # D -> G * K
-    q_norm: Norm | None
-    k_norm: Norm | None
-    output: Linear  # H * K -> D
-    post_attention_norm: Norm | None
-    mlp_norm: Norm
-    gate: Linear | None  # D -> F
-    up: Linear | None  # D -> F
-    down: Linear | None  # F -> D
-    router: Linear | None  # D -> E, of a mixture of experts
-    experts: tuple[MLP, ...]
-    post_mlp_norm: Norm | None
 
 
 class Transformer:
@@ -104,59 +59,13 @@ class Transformer:
         self.window_frequencies = self.frequencies
         if config.window_rope_theta and config.sliding_window:
             self.window_frequencies = ops.as_vector(rope_frequencies(rotary_dim, config.window_rope_theta))
-        self.embedding = ops.as_matrix(load("embedding.weight"))
-        self.positions = ops.as_matrix(load("positions.weight")) if config.learned_positions else None
-        self.layers = self._load_layers(load)
+        weights = Loader(config, load, ops)
+        self.embedding = weights.matrix("embedding")
+        self.positions = weights.matrix("positions") if config.learned_positions else None
+        self.layers = weights.layers()
         self.fused_layers = ops.fuse(self.layers, config)
-        self.final_norm = self._load_norm(load, "final_norm")
-        self.head = self.embedding if config.tie_embeddings else ops.as_matrix(load("head.weight"))
-
-    def _load_norm(self, load: Callable[[str], Any], name: str) -> Norm:
-        bias = self.ops.as_vector(load(f"{name}.bias")) if self.config.norm == "layer" else None
-        return Norm(self.ops.as_vector(load(f"{name}.weight")), bias)
-
-    def _load_layers(self, load: Callable[[str], Any]) -> list[Layer]:
-        """All layers' weights. A projection is loaded for every layer before the next, so that a backend may lay them
-        end to end: those that are multiplied with the same vectors, and those of one layer after another."""
-        ops, config, count = self.ops, self.config, self.config.num_layers
-
-        def norms(name: str, there: bool = True) -> list[Norm | None]:
-            return [self._load_norm(load, f"layers.{index}.{name}") if there else None for index in range(count)]
-
-        def linears(*names: str, has_bias: bool = False) -> list[list[Linear]]:
-            stems = [f"layers.{index}.{name}" for index in range(count) for name in names]
-            matrices = ops.as_matrices(load(f"{stem}.weight") for stem in stems)
-            biases = [ops.as_vector(load(f"{stem}.bias")) if has_bias else None for stem in stems]
-            pairs = [Linear(matrix, bias) for matrix, bias in zip(matrices, biases, strict=True)]
-            return [pairs[first :: len(names)] for first in range(len(names))]
-
-        def mlps(name: str) -> dict[str, list[Any]]:
-            up = ["gate", "up"] if config.gated else ["up"]
-            found = linears(*(f"{name}.{part}" for part in up), has_bias=config.mlp_bias)
-            (down,) = linears(f"{name}.down", has_bias=config.mlp_bias)
-            return {"gate": nothing} | dict(zip(up, found, strict=True)) | {"down": down}
-
-        nothing = [None] * count
-        parts: dict[str, list[Any]] = {"attention_norm": norms("attention_norm"), "mlp_norm": norms("mlp_norm")}
-        parts["q_norm"], parts["k_norm"] = (norms(f"attention.{name}_norm", config.qk_norm) for name in "qk")
-        for name in ("post_attention_norm", "post_mlp_norm"):
-            parts[name] = norms(name, config.post_norms)
-        attention = ("attention.q", "attention.k", "attention.v")
-        parts["q"], parts["k"], parts["v"] = linears(*attention, has_bias=config.attention_bias)
-        (parts["output"],) = linears("attention.output", has_bias=config.output_bias)
-        if config.num_experts:
-            (parts["router"],) = linears("mlp.router")
-            experts = [mlps(f"mlp.experts.{expert}") for expert in range(config.num_experts)]
-            parts |= {"gate": nothing, "up": nothing, "down": nothing}
-        else:
-            parts |= mlps("mlp") | {"router": nothing}
-            experts = []
-
-        def layer(index: int) -> Layer:
-            own = tuple(MLP(**{name: part[index] for name, part in expert.items()}) for expert in experts)
-            return Layer(**{name: part[index] for name, part in parts.items()}, experts=own)
-
-        return [layer(index) for index in range(count)]
+        self.final_norm = weights.norm("final_norm")
+        self.head = self.embedding if config.tie_embeddings else weights.matrix("head")
 
     def forward(
         self, batch: Batch, kv_cache: KVCache, *, every_token: bool = False, probe: Probe = no_probe
@@ -298,18 +207,8 @@ class Transformer:
     @property
     def weight_bytes(self) -> int:
         """Bytes of the weights that a decode step reads: all but the embedding, unless it is also the head."""
-        parts = [self.final_norm] + [part for layer in self.layers for part in vars(layer).values()]
-        return self.ops.num_bytes(self.head) + sum(map(self._num_bytes, parts))
-
-    def _num_bytes(self, part: Any) -> int:
-        if part is None:
-            return 0
-        if isinstance(part, tuple):  # experts, of which a token takes a few
-            return sum(
-                self._num_bytes(each) for mlp in part[: self.config.experts_per_token] for each in vars(mlp).values()
-            )
-        matrix = self.ops.num_bytes(part.weight) if isinstance(part, Linear) else part.weight.nbytes
-        return matrix + (0 if part.bias is None else part.bias.nbytes)
+        parts = [part for layer in self.layers for part in layer.used_by_a_token(self.config.experts_per_token)]
+        return self.ops.num_bytes(self.head) + sum(num_bytes(part, self.ops) for part in [self.final_norm, *parts])
 
     def __repr__(self):
         c = self.config

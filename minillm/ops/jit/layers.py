@@ -26,7 +26,7 @@ from minillm.ops.jit.tiles import LANES, TiledMatrix, joined
 
 
 def fuse(layers: Sequence[Any], config: Any) -> Callable | None:
-    """The compiled pass through all layers (each a `minillm.transformer.Layer`): `(x, angles, batch, kv_cache) -> x`.
+    """The compiled pass through all layers (each a `minillm.weights.Layer`): `(x, angles, batch, kv_cache) -> x`.
 
     Queries, keys and values come out of one product, and so do gate and up: fewer, larger pieces of work to share
     among the threads. None where their weights do not lie side by side; for models with layer norm, learned positions,
