@@ -180,7 +180,8 @@ def _window_everywhere(fields: Fields) -> dict[str, Any]:
 def _window_if_used(fields: Fields) -> dict[str, Any]:
     """Qwen's layers from `max_window_layers` on, if the model uses windows at all."""
     used, layers = fields.flag("use_sliding_window"), fields.integer("num_hidden_layers")
-    return _window_of_layers(fields, range(fields.integer("max_window_layers"), layers) if used else [], used)
+    first = 0 if fields.get("max_window_layers") == 0 else fields.integer("max_window_layers")
+    return _window_of_layers(fields, range(first, layers) if used else [], used)
 
 
 def _window_of_layers(fields: Fields, usual: Iterable[int], used: bool = True) -> dict[str, Any]:

@@ -12,6 +12,7 @@ that no text fills. So there is one compiled pass for all that this one serves; 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any
 
 import numba
@@ -29,12 +30,37 @@ def fuse(layers: Sequence[Any], config: Any) -> Callable | None:
     """The compiled pass through all layers (each a `minillm.weights.Layer`): `(x, angles, batch, kv_cache) -> x`.
 
     Queries, keys and values come out of one product, and so do gate and up: fewer, larger pieces of work to share
-    among the threads. None where their weights do not lie side by side; for models with layer norm, learned positions,
-    an MLP without a gate, or experts; and with the compiler off, where the readable pass is as fast and can be stepped
-    through. `config` is a ModelConfig.
+    among the threads. Where the kind of weights changes from layer to layer, as in files that keep more bits of some,
+    a call goes as far as one kind does. None where those of a layer do not lie side by side; for models with layer
+    norm, learned positions, an MLP without a gate, or experts; and with the compiler off, where the readable pass is as
+    fast and can be stepped through. `config` is a ModelConfig.
     """
     if numba.config.DISABLE_JIT or not _serves(config):
         return None
+    passes, start = [], 0
+    for _, run in groupby(layers, lambda layer: [id(matrix.codes.base) for matrix in _matrices(layer)]):
+        of_run = list(run)
+        passes.append(_fuse_run(of_run, start, config))
+        start += len(of_run)
+    if None in passes:
+        return None
+    if len(passes) == 1:
+        return passes[0]
+
+    def forward(x, angles, batch, kv_cache):
+        for run in passes:
+            x = run(x, angles, batch, kv_cache)
+        return x
+
+    return forward
+
+
+def _matrices(layer: Any) -> list[TiledMatrix]:
+    return [getattr(layer, name).weight for name in ("q", "k", "v", "output", "gate", "up", "down")]
+
+
+def _fuse_run(layers: Sequence[Any], start: int, config: Any) -> Callable | None:
+    """`fuse` for neighbours, the first of them layer number `start`, whose weights are of one kind."""
     qkv, output, gate_up, down = (
         _stacked([[getattr(layer, name).weight for name in names] for layer in layers])
         for names in (["q", "k", "v"], ["output"], ["gate", "up"], ["down"])
@@ -44,7 +70,8 @@ def fuse(layers: Sequence[Any], config: Any) -> Callable | None:
     first = layers[0]
     weights = (
         np.float32(config.norm_eps),
-        np.array([config.window(index) or NO_WINDOW for index in range(len(layers))], np.int64),
+        start,
+        np.array([config.window(start + index) or NO_WINDOW for index in range(len(layers))], np.int64),
         scoring(config.head_dim, config.query_scale, None, config.attention_soft_cap),
         GELU if config.activation == "gelu" else SILU,
         tuple(_norms(layers, name) for name in ("attention_norm", "q_norm", "k_norm", "post_attention_norm")),
@@ -113,6 +140,7 @@ def _layers(
     query_starts,
     block_tables,
     eps,
+    first_layer,
     windows,
     how,
     activation,
@@ -138,6 +166,7 @@ def _layers(
     v_start, up_start = k_start + _whole_tiles(k_size), _whole_tiles(gate_size)
     no_bias = np.empty(0, np.float32)  # of a bias's type, where the constant NO_BIAS would be compiled for anew
     for index in range(count):
+        layer = first_layer + index
         product = multiply(rms_norm(x, norms[index], eps), _of_layer(qkv, index, count), no_bias)
         add_bias(product, 0, qkv_biases[0][index])
         add_bias(product, k_start, qkv_biases[1][index])
@@ -147,10 +176,10 @@ def _layers(
         v = _heads(product, v_start, k_size, head_dim)
         q, k = _norm_heads(q, q_norms[index], eps), _norm_heads(k, k_norms[index], eps)
         cosines, sines = window_angles if windows[index] < NO_WINDOW else angles
-        keep_kv(rotate(k, cosines, sines), v, key_blocks, value_blocks, index, slots)
+        keep_kv(rotate(k, cosines, sines), v, key_blocks, value_blocks, layer, slots)
         q = rotate(q, cosines, sines)
         here = how[0], windows[index], how[2]
-        gathered = attend(q, key_blocks, value_blocks, index, positions, query_starts, block_tables, here)
+        gathered = attend(q, key_blocks, value_blocks, layer, positions, query_starts, block_tables, here)
         gathered = gathered.reshape(len(x), q_size)
         gathered = multiply(gathered, _of_layer(output, index, count), output_biases[index])
         x = x + _norm(gathered, post_attention_norms[index], eps)
