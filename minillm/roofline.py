@@ -124,9 +124,11 @@ def kv_bytes_per_token(config: ModelConfig, bytes_per_number: int) -> int:
 
 
 def layer_flops(config: ModelConfig) -> int:
-    """Operations that one token costs in the matrix products of all layers: two a weight."""
-    shapes = config.tensor_shapes()
-    return sum(2 * shape[0] * shape[1] for name, shape in shapes.items() if "layers." in name and len(shape) == 2)
+    """Operations that one token costs in the matrix products of all layers: two a weight, of the experts it takes."""
+    shapes = {name: shape for name, shape in config.tensor_shapes().items() if "layers." in name and len(shape) == 2}
+    experts = sum(2 * shape[0] * shape[1] for name, shape in shapes.items() if ".experts." in name)
+    always = sum(2 * shape[0] * shape[1] for name, shape in shapes.items()) - experts
+    return always + (experts * config.experts_per_token // config.num_experts if config.num_experts else 0)
 
 
 def head_flops(config: ModelConfig) -> int:

@@ -4,6 +4,10 @@ A Llama-style transformer is an embedding, a stack of layers, and a head. Every 
 vector of each token: what attention gathers from the tokens before it, and what a gated feed-forward layer makes
 of the token itself. Prefill and decode are this same pass, over many tokens of a sequence or over one.
 
+Other models differ from Llama in a few named places, each a line or two here and a field in `ModelConfig`; a part that
+a model lacks is None. On a first reading, skip them: `docs/models.md` has who differs in what. What a layer holds, `q`
+and `k` and all the rest, is listed in `weights.py`.
+
 The numbers are worked out by `ops`, a backend (see `minillm/ops/__init__.py`); this file says what is computed.
 
 Shapes, here and everywhere: `T` tokens in the step, `S` sequences, `V` vocabulary, `D` hidden size (the numbers that
@@ -12,9 +16,7 @@ describe a token on its way), `F` feed-forward size, `H` query heads, `G` key/va
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -24,39 +26,11 @@ from minillm.batch import Batch
 from minillm.config import ModelConfig
 from minillm.kv_cache import KVCache
 from minillm.probe import Probe, no_probe, with_copies
+from minillm.rope import rope_frequencies
+from minillm.weights import MLP, Layer, Loader, Norm, num_bytes
 
 Array = Any  # an array of the backend's library
-
-
-@dataclass(frozen=True)
-class Linear:
-    """A weight matrix (outputs x inputs, in the backend's own layout), and its bias [outputs] if it has one."""
-
-    weight: Any
-    bias: Array | None
-
-    def __repr__(self):
-        outputs, inputs = self.weight.shape
-        return f"Linear({inputs} -> {outputs}{'' if self.bias is None else ', with bias'})"
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One layer's weights."""
-
-    attention_norm: Array  # [D]
-    q: Linear  # D -> H * K
-    k: Linear  # D -> G * K
-    v: Linear  # D -> G * K
-    output: Linear  # H * K -> D
-    mlp_norm: Array  # [D]
-    gate: Linear  # D -> F
-    up: Linear  # D -> F
-    down: Linear  # F -> D
-
-    def __repr__(self):
-        shapes = {name: part.weight.shape for name, part in vars(self).items() if isinstance(part, Linear)}
-        return f"Layer({', '.join(f'{name} {inputs} -> {outputs}' for name, (outputs, inputs) in shapes.items())})"
+Angles = dict[int | None, tuple[Array, Array]]  # window of a layer -> cosines and sines [T, R/2]; None: all others
 
 
 class Transformer:
@@ -75,37 +49,19 @@ class Transformer:
     def __init__(self, config: ModelConfig, load: Callable[[str], Any], ops: ModuleType):
         self.config = config
         self.ops = ops
-        self.frequencies = ops.as_vector(rope_frequencies(config))
-        self.embedding = ops.as_matrix(load("embedding.weight"))
-        self.layers = self._load_layers(load)
-        self.fused_layers = ops.fuse(self.layers, config.norm_eps)
-        self.final_norm = ops.as_vector(load("final_norm.weight"))
-        self.head = self.embedding if config.tie_embeddings else ops.as_matrix(load("head.weight"))
-
-    def _load_layers(self, load: Callable[[str], Any]) -> list[Layer]:
-        """All layers' weights. A projection is loaded for every layer before the next, so that a backend may lay them
-        end to end: those that are multiplied with the same vectors, and those of one layer after another."""
-        ops, count = self.ops, self.config.num_layers
-
-        def vectors(name: str) -> list[Array]:
-            return [ops.as_vector(load(f"layers.{index}.{name}.weight")) for index in range(count)]
-
-        def linears(*names: str, has_bias: bool) -> list[list[Linear]]:
-            stems = [f"layers.{index}.{name}" for index in range(count) for name in names]
-            matrices = ops.as_matrices(load(f"{stem}.weight") for stem in stems)
-            biases = [ops.as_vector(load(f"{stem}.bias")) if has_bias else None for stem in stems]
-            pairs = [Linear(matrix, bias) for matrix, bias in zip(matrices, biases, strict=True)]
-            return [pairs[first :: len(names)] for first in range(len(names))]
-
-        attention_bias, mlp_bias = self.config.attention_bias, self.config.mlp_bias
-        parts = {"attention_norm": vectors("attention_norm"), "mlp_norm": vectors("mlp_norm")}
-        parts["q"], parts["k"], parts["v"] = linears(
-            "attention.q", "attention.k", "attention.v", has_bias=attention_bias
-        )
-        (parts["output"],) = linears("attention.output", has_bias=attention_bias)
-        parts["gate"], parts["up"] = linears("mlp.gate", "mlp.up", has_bias=mlp_bias)
-        (parts["down"],) = linears("mlp.down", has_bias=mlp_bias)
-        return [Layer(**{name: part[index] for name, part in parts.items()}) for index in range(count)]
+        rotary_dim = config.rotary_dim or config.head_dim
+        self.frequencies = ops.as_vector(rope_frequencies(rotary_dim, config.rope_theta, config.rope_scaling))
+        self.magnitude = config.rope_scaling.magnitude if config.rope_scaling else 1.0
+        self.window_frequencies = self.frequencies
+        if config.window_rope_theta and config.sliding_window:
+            self.window_frequencies = ops.as_vector(rope_frequencies(rotary_dim, config.window_rope_theta))
+        weights = Loader(config, load, ops)
+        self.embedding = weights.matrix("embedding")
+        self.positions = weights.matrix("positions") if config.learned_positions else None
+        self.layers = weights.layers()
+        self.fused_layers = ops.fuse(self.layers, config)
+        self.final_norm = weights.norm("final_norm")
+        self.head = self.embedding if config.tie_embeddings else weights.matrix("head")
 
     def forward(
         self, batch: Batch, kv_cache: KVCache, *, every_token: bool = False, probe: Probe = no_probe
@@ -135,83 +91,128 @@ class Transformer:
         """
         if not 0 <= batch.token_ids.min() <= batch.token_ids.max() < self.config.vocab_size:
             raise ValueError(f"{batch} holds a token id outside 0 to {self.config.vocab_size - 1}")
-        ops = self.ops
+        ops, config = self.ops, self.config
         if probe is not no_probe:
             probe = with_copies(probe, ops.to_numpy)
-        angles = ops.rotary_angles(batch.positions, self.frequencies)
         x = ops.embed(batch.token_ids, self.embedding)  # [T, D], and so it stays through all layers
+        if config.embedding_scale != 1:
+            x = x * config.embedding_scale
+        if config.learned_positions:
+            x = x + ops.embed(batch.positions, self.positions)
         probe("embedding", x)
+        angles = self._angles(batch)
         if self.fused_layers and probe is no_probe:
             x = self.fused_layers(x, angles, batch, kv_cache)
         else:
-            for index in range(self.config.num_layers):
+            for index in range(config.num_layers):
                 x = self._layer(x, angles, batch, kv_cache, index, probe)
         if not every_token:
             x = x[batch.query_starts[1:] - 1, :]  # the last token of each chunk
-        x = ops.rms_norm(x, self.final_norm, self.config.norm_eps)
+        x = self._norm(x, self.final_norm)
         probe("final_norm", x)
-        logits = ops.to_numpy(ops.linear(x, self.head))
+        logits = ops.linear(x, self.head)
+        if config.logit_soft_cap:
+            logits = ops.squeeze(logits, config.logit_soft_cap)
+        logits = ops.to_numpy(logits)
         probe("logits", logits)
         return logits
 
-    def _layer(
-        self, x: Array, angles: tuple[Array, Array], batch: Batch, kv_cache: KVCache, index: int, probe: Probe
-    ) -> Array:
+    def _angles(self, batch: Batch) -> Angles:
+        """How far the step's queries and keys are turned; layers with a window may turn at a pace of their own."""
+        angles = {None: self.ops.rotary_angles(batch.positions, self.frequencies, self.magnitude)}
+        if self.window_frequencies is not self.frequencies:
+            own = self.ops.rotary_angles(batch.positions, self.window_frequencies, 1.0)
+            angles[self.config.sliding_window] = own
+        return angles
+
+    def _norm(self, x: Array, norm: Norm | None) -> Array:
+        """Every row of [T, D] brought to the same size; as it is, where the model has no such norm."""
+        if norm is None:
+            return x
+        if norm.bias is None:
+            return self.ops.rms_norm(x, norm.weight, self.config.norm_eps)
+        return self.ops.layer_norm(x, norm.weight, norm.bias, self.config.norm_eps)
+
+    def _layer(self, x: Array, angles: Angles, batch: Batch, kv_cache: KVCache, index: int, probe: Probe) -> Array:
         """One layer: [T, D] -> [T, D]. A backend may bring them all, to the bit, in one compiled piece (`ops.fuse`)."""
-        layer, eps, name = self.layers[index], self.config.norm_eps, f"layers.{index}"
-        normed = self.ops.rms_norm(x, layer.attention_norm, eps)
+        layer, name = self.layers[index], f"layers.{index}"
+        normed = self._norm(x, layer.attention_norm)
         probe(f"{name}.attention_norm", normed)
-        x = x + self._attention(normed, angles, batch, kv_cache, index, probe)
-        normed = self.ops.rms_norm(x, layer.mlp_norm, eps)
+        attended = self._attention(normed, angles, batch, kv_cache, index, probe)
+        x = x + self._norm(attended, layer.post_attention_norm)
+        normed = self._norm(x, layer.mlp_norm)
         probe(f"{name}.mlp_norm", normed)
-        x = x + self._mlp(normed, index, probe)
+        if layer.experts:
+            output = self._mixture(normed, layer, f"{name}.mlp", probe)
+        else:
+            output = self._mlp(normed, layer, f"{name}.mlp", probe)
+        x = x + self._norm(output, layer.post_mlp_norm)
         probe(name, x)
         return x
 
-    def _attention(
-        self, x: Array, angles: tuple[Array, Array], batch: Batch, kv_cache: KVCache, index: int, probe: Probe
-    ) -> Array:
+    def _attention(self, x: Array, angles: Angles, batch: Batch, kv_cache: KVCache, index: int, probe: Probe) -> Array:
         """What each token gathers from those before it: [T, D] -> [T, D]. Writes the step's keys and values."""
-        ops, layer, name = self.ops, self.layers[index], f"layers.{index}.attention"
-        T, K = batch.num_tokens, self.config.head_dim
+        ops, config, layer, name = self.ops, self.config, self.layers[index], f"layers.{index}.attention"
+        T, K, window = batch.num_tokens, config.head_dim, config.window(index)
         q = ops.linear(x, layer.q.weight, layer.q.bias).reshape(T, -1, K)
         k = ops.linear(x, layer.k.weight, layer.k.bias).reshape(T, -1, K)
         v = ops.linear(x, layer.v.weight, layer.v.bias).reshape(T, -1, K)
-        q, k = ops.rotate(q, *angles), ops.rotate(k, *angles)
+        if config.qk_norm:
+            q = self._norm(q.reshape(-1, K), layer.q_norm).reshape(T, -1, K)
+            k = self._norm(k.reshape(-1, K), layer.k_norm).reshape(T, -1, K)
+        if not config.learned_positions:
+            turn = angles.get(window, angles[None])
+            q, k = ops.rotate(q, *turn), ops.rotate(k, *turn)
         probe(f"{name}.q", q)
         probe(f"{name}.k", k)
         probe(f"{name}.v", v)
         ops.write_kv(k, v, kv_cache.keys, kv_cache.values, index, batch.slots)
         where = index, batch.positions, batch.query_starts, batch.block_tables
+        how = config.query_scale, window, config.attention_soft_cap
         if probe is not no_probe:  # `attention` keeps neither
-            scores = ops.attention_scores(q, kv_cache.keys, *where)
+            scores = ops.attention_scores(q, kv_cache.keys, *where, *how)
             probe(f"{name}.scores", scores)
             probe(f"{name}.weights", ops.softmax(scores))
-        gathered = ops.attention(q, kv_cache.keys, kv_cache.values, *where)
+        gathered = ops.attention(q, kv_cache.keys, kv_cache.values, *where, *how)
         probe(f"{name}.gathered", gathered)
         output = ops.linear(gathered.reshape(T, -1), layer.output.weight, layer.output.bias)
         probe(f"{name}.output", output)
         return output
 
-    def _mlp(self, x: Array, index: int, probe: Probe) -> Array:
+    def _mlp(self, x: Array, weights: Layer | MLP, name: str, probe: Probe) -> Array:
         """The gated feed-forward layer, down(silu(gate(x)) * up(x)): [T, D] -> [T, D]."""
-        ops, layer, name = self.ops, self.layers[index], f"layers.{index}.mlp"
-        gate = ops.linear(x, layer.gate.weight, layer.gate.bias)
-        up = ops.linear(x, layer.up.weight, layer.up.bias)
-        gated = ops.swiglu(gate, up)
+        ops = self.ops
+        up = ops.linear(x, weights.up.weight, weights.up.bias)
+        if weights.gate:
+            gate = ops.linear(x, weights.gate.weight, weights.gate.bias)
+            gated = ops.swiglu(gate, up) if self.config.activation == "silu" else ops.geglu(gate, up)
+        else:
+            gated = ops.gelu(up)
         probe(f"{name}.gated", gated)
-        output = ops.linear(gated, layer.down.weight, layer.down.bias)
+        output = ops.linear(gated, weights.down.weight, weights.down.bias)
         probe(f"{name}.output", output)
+        return output
+
+    def _mixture(self, x: Array, layer: Layer, name: str, probe: Probe) -> Array:
+        """Each token through the few MLPs that a router picks for it: [T, D] -> [T, D] (Shazeer et al. 2017).
+
+        A token's sum is taken in the experts' order, whatever the others have picked.
+        """
+        scores = self.ops.linear(x, layer.router.weight)
+        chosen, shares = self.ops.choose(scores, self.config.experts_per_token, self.config.normalize_experts)
+        probe(f"{name}.chosen", chosen)
+        output = np.zeros_like(x)
+        for expert in np.unique(chosen):
+            tokens, ranks = np.nonzero(chosen == expert)
+            given = self._mlp(x[tokens, :], layer.experts[expert], f"{name}.experts.{expert}", probe)
+            output[tokens, :] += shares[tokens, ranks][:, None] * given
         return output
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of the weights that a decode step reads: all but the embedding, unless it is also the head."""
-        linears = [linear for layer in self.layers for linear in vars(layer).values() if isinstance(linear, Linear)]
-        vectors = [self.final_norm] + [norm for layer in self.layers for norm in (layer.attention_norm, layer.mlp_norm)]
-        vectors += [linear.bias for linear in linears if linear.bias is not None]
-        matrices = [self.head] + [linear.weight for linear in linears]
-        return sum(vector.nbytes for vector in vectors) + sum(map(self.ops.num_bytes, matrices))
+        parts = [part for layer in self.layers for part in layer.used_by_a_token(self.config.experts_per_token)]
+        return self.ops.num_bytes(self.head) + sum(num_bytes(part, self.ops) for part in [self.final_norm, *parts])
 
     def __repr__(self):
         c = self.config
@@ -219,26 +220,3 @@ class Transformer:
             f"Transformer({c.architecture}, {c.num_layers} layers, hidden {c.hidden_size}, {c.num_heads} query heads "
             f"on {c.num_kv_heads} kv heads of {c.head_dim}, vocabulary {c.vocab_size}, {self.ops.__name__})"
         )
-
-
-def rope_frequencies(config: ModelConfig) -> np.ndarray:
-    """Radians a position turns each of the K/2 pairs by, float32 [K/2]: from 1 down to nearly 1 / rope_theta.
-
-    Fast pairs tell neighbours apart, slow ones say where in the text a token is (Su et al. 2021, arXiv:2104.09864).
-    Worked out in float32, as the training code of these models did.
-    """
-    exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
-    frequencies = np.float32(1) / np.float32(config.rope_theta) ** exponents
-    scaling = config.rope_scaling
-    if scaling is None:
-        return frequencies
-    if scaling.kind == "linear":
-        return frequencies / np.float32(scaling.factor)
-    if scaling.kind == "per_frequency":
-        return frequencies / np.asarray(scaling.factors, np.float32)
-    # llama3: how many turns does a pair make over the original context? Those with many stay, those with few are
-    # slowed by the full factor, and between the two bounds the two are mixed.
-    turns = scaling.original_context_length * frequencies / np.float32(2 * math.pi)
-    span = scaling.high_freq_factor - scaling.low_freq_factor
-    kept = np.clip((turns - scaling.low_freq_factor) / span, 0, 1).astype(np.float32)
-    return kept * frequencies + (1 - kept) * frequencies / np.float32(scaling.factor)

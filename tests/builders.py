@@ -1,9 +1,10 @@
-"""Tiny random Llama checkpoints, written by transformers (folders) and by the gguf package (files)."""
+"""Tiny random checkpoints, written by transformers (folders) and by the gguf package (files)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import gguf
@@ -27,6 +28,8 @@ TINY = {
     "eos_token_id": 2,
 }
 
+# What transformers calls an architecture -> what llama.cpp does.
+GGUF_ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe"}
 # Hugging Face's part of a name -> llama.cpp's.
 GGUF_NAMES = {
     "model.embed_tokens": "token_embd",
@@ -41,17 +44,41 @@ GGUF_NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
+}
+GEMMA_NAMES = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+GPT2_NAMES = {
+    "transformer.wte": "token_embd",
+    "transformer.wpe": "position_embd",
+    "transformer.ln_f": "output_norm",
+    "lm_head": "output",
+    "ln_1": "attn_norm",
+    "attn.c_attn": "attn_qkv",
+    "attn.c_proj": "attn_output",
+    "ln_2": "ffn_norm",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
 }
 
 
-def random_llama(seed: int = 0, **config_overrides) -> transformers.LlamaForCausalLM:
-    """A LlamaForCausalLM in float32 whose every parameter, biases and norms too, is random.
+def random_model(config: transformers.PreTrainedConfig, seed: int = 0) -> transformers.PreTrainedModel:
+    """The causal language model of a configuration, in float32, whose every parameter is random, biases and norms too.
 
-    `config_overrides` are LlamaConfig's arguments over `TINY`, such as `rope_parameters={"rope_type":
-    "linear", "rope_theta": 1e4, "factor": 2.0}`.
+    Its attention and its experts are computed in the readable way, which can do all that a configuration may ask for.
     """
-    config = transformers.LlamaConfig(**(TINY | config_overrides))
-    model = transformers.LlamaForCausalLM(config).to(torch.float32).eval()
+    readable = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model = transformers.AutoModelForCausalLM.from_config(config, **readable).to(torch.float32).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -59,8 +86,13 @@ def random_llama(seed: int = 0, **config_overrides) -> transformers.LlamaForCaus
             if "norm" in name:
                 parameter.copy_(1 + 0.2 * noise)
             else:
-                parameter.copy_(noise / math.sqrt(parameter.shape[-1]) if parameter.dim() == 2 else 0.2 * noise)
+                parameter.copy_(noise / math.sqrt(parameter.shape[-1]) if parameter.dim() >= 2 else 0.2 * noise)
     return model
+
+
+def random_llama(seed: int = 0, **config_overrides) -> transformers.LlamaForCausalLM:
+    """A `random_model`: LlamaConfig's arguments over `TINY`, such as `rope_parameters={"rope_type": "linear", ...}`."""
+    return random_model(transformers.LlamaConfig(**(TINY | config_overrides)), seed)
 
 
 def write_hf_folder(
@@ -82,49 +114,37 @@ def write_hf_folder(
 
 def write_gguf(
     path: Path,
-    model: transformers.LlamaForCausalLM,
+    model: transformers.PreTrainedModel,
     storage: str = "F32",
     *,
     with_tokenizer: bool = False,
     alignment: int | None = None,
     edit: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
 ) -> Path:
-    """Write `model` as llama.cpp's converter would: its keys, its names, Q and K permuted.
+    """Write `model` as llama.cpp's converter would: its keys, its names, its order and arrangement of weights.
 
     Matrices are stored as `storage` where their rows are whole blocks of it, else, like vectors, as F32.
     `edit` may change the writer's `kv_data[0]` and `tensors[0]` just before they are written.
     """
-    config, rope = model.config, model.config.rope_parameters
-    writer = gguf.GGUFWriter(path, "llama")
+    config = model.config
+    writer = gguf.GGUFWriter(path, GGUF_ARCHITECTURES.get(config.model_type, config.model_type))
     if alignment is not None:
         writer.add_custom_alignment(alignment)
     writer.add_vocab_size(config.vocab_size)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_rope_freq_base(rope["rope_theta"])
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    if rope["rope_type"] == "linear":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(rope["factor"])
-    if rope["rope_type"] == "llama3":
-        writer.add_tensor("rope_freqs.weight", llama3_frequency_factors(config))
+    if config.model_type == "gpt2":
+        writer.add_feed_forward_length(config.n_inner or 4 * config.n_embd)
+        writer.add_layer_norm_eps(config.layer_norm_epsilon)
+    else:
+        _add_keys_of_rotary_models(writer, config)
     if with_tokenizer:
         _add_tokenizer(writer)
-    for name, parameter in model.named_parameters():  # leaves a tied head out
-        values = parameter.detach().to(torch.float32).numpy()
-        if ".q_proj." in name:
-            values = permute(values, config.num_attention_heads)
-        if ".k_proj." in name:
-            values = permute(values, config.num_key_value_heads)
+    for name, values in _gguf_tensors(model):
         kind = storage_for(values.shape, storage)
-        writer.add_tensor(gguf_name(name), gguf.quants.quantize(values, kind), raw_dtype=kind)
+        writer.add_tensor(name, gguf.quants.quantize(np.ascontiguousarray(values), kind), raw_dtype=kind)
     edit(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -133,18 +153,82 @@ def write_gguf(
     return Path(path)
 
 
+def _add_keys_of_rotary_models(writer: gguf.GGUFWriter, config: transformers.PreTrainedConfig) -> None:
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    ropes = config.rope_parameters
+    rope = ropes.get("full_attention", ropes)
+    if config.model_type != "gemma3_text":
+        writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if rope["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", llama3_frequency_factors(config))
+    if rope["rope_type"] == "longrope":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_attn_factors(rope["attention_factor"])
+        for length in ("short", "long"):
+            writer.add_tensor(f"rope_factors_{length}.weight", np.array(rope[f"{length}_factor"], np.float32))
+    if config.model_type in ("gemma2", "gemma3_text", "phi3") and config.sliding_window:
+        writer.add_sliding_window(config.sliding_window)
+    if getattr(config, "final_logit_softcapping", None):
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if getattr(config, "attn_logit_softcapping", None):
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+    if hasattr(config, "num_experts_per_tok"):
+        writer.add_expert_count(config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if hasattr(config, "moe_intermediate_size"):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+
+
+def _gguf_tensors(model: transformers.PreTrainedModel) -> Iterator[tuple[str, np.ndarray]]:
+    """Name and values of each tensor, as the converter changes them."""
+    config = model.config
+    for name, parameter in model.named_parameters():  # leaves a tied head out
+        values = parameter.detach().to(torch.float32).numpy()
+        if config.model_type in ("llama", "mistral", "mixtral"):
+            if ".q_proj." in name:
+                values = permute(values, config.num_attention_heads)
+            if ".k_proj." in name:
+                values = permute(values, config.num_key_value_heads)
+        if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
+            values = values + 1
+        if config.model_type == "gpt2" and ".c_" in name and values.ndim == 2:
+            values = values.T
+        if name.endswith("experts.gate_up_proj"):  # [E, 2F, D]
+            gate, up = np.split(values, 2, axis=1)
+            yield gguf_name(name.replace("gate_up_proj", "gate_proj.weight")), gate
+            yield gguf_name(name.replace("gate_up_proj", "up_proj.weight")), up
+        elif name.endswith("experts.down_proj"):
+            yield gguf_name(f"{name}.weight"), values
+        else:
+            yield gguf_name(name, config.model_type), values
+
+
 def storage_for(shape: tuple[int, ...], storage: str) -> GGMLQuantizationType:
     kind = GGMLQuantizationType[storage]
     whole_blocks = shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
-    return kind if len(shape) == 2 and whole_blocks else GGMLQuantizationType.F32
+    return kind if len(shape) >= 2 and whole_blocks else GGMLQuantizationType.F32
 
 
-def gguf_name(hf_name: str) -> str:
+def gguf_name(hf_name: str, model_type: str = "llama") -> str:
+    names = GPT2_NAMES if model_type == "gpt2" else GGUF_NAMES
+    if model_type.startswith("gemma"):
+        names = names | GEMMA_NAMES
     module, _, kind = hf_name.rpartition(".")
-    if not module.startswith("model.layers."):
-        return f"{GGUF_NAMES[module]}.{kind}"
-    _, _, layer, part = module.split(".", 3)
-    return f"blk.{layer}.{GGUF_NAMES[part]}.{kind}"
+    layer = re.fullmatch(r"(?:model\.layers|transformer\.h)\.(\d+)\.(.+)", module)
+    return f"blk.{layer[1]}.{names[layer[2]]}.{kind}" if layer else f"{names[module]}.{kind}"
 
 
 def permute(rows: np.ndarray, num_heads: int) -> np.ndarray:

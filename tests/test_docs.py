@@ -1,9 +1,12 @@
 """Pages that people read: their links lead somewhere, and what they quote is there."""
 
+import importlib.util
 import re
 from pathlib import Path
 
 import pytest
+
+from minillm.checkpoints.hf_layouts import LAYOUTS
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
@@ -17,6 +20,18 @@ def test_links_lead_somewhere(page):
     for link in links:
         if not re.match(r"https?:|#", link):
             assert (page.parent / link.partition("#")[0]).exists(), link
+
+
+def test_the_table_of_models_links_to_the_lines_it_quotes():
+    spec = importlib.util.spec_from_file_location("relink", ROOT / "docs" / "relink.py")
+    relink = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(relink)
+    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    assert len(relink.LINK.findall(page)) > 30
+    assert relink.relinked(page, ROOT / "docs") == page, "run python docs/relink.py"
+    assert set(re.findall(r"\| `(\w+)` \| ", page.partition("| --- |")[2])) == set(
+        LAYOUTS
+    )  # and every architecture has a row
 
 
 def test_the_readme_has_both_commands():

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 
 from minillm.checkpoints import open_checkpoint
 from minillm.checkpoints.gguf import read_gguf
-from minillm.checkpoints.gguf_llama import file_name
+from minillm.checkpoints.gguf_layouts import LAYOUTS
 from minillm.errors import CheckpointError, UnsupportedError
 from minillm.quantization import STORAGE_TYPES, QuantizedMatrix
 
+file_name = LAYOUTS["llama"].file_name
 SETTINGS = settings(max_examples=60, deadline=None)
 
 
@@ -360,6 +361,15 @@ def bias(*parts: str, layers=range(2)):
 
 
 CONTRADICTIONS = {
+    r"'llama.expert_used_count' is missing": number("llama.expert_count", 8),
+    r"a token takes 9 of 8 experts": lambda writer: (
+        number("llama.expert_count", 8)(writer),
+        number("llama.expert_used_count", 9)(writer),
+    ),
+    r"'blk.0.ffn_gate_inp.weight' is missing": lambda writer: (
+        number("llama.expert_count", 8)(writer),
+        number("llama.expert_used_count", 2)(writer),
+    ),
     **{
         f"field 'llama.{name}' is missing": number(f"llama.{name}", None)
         for name in (
@@ -392,20 +402,21 @@ CONTRADICTIONS = {
     ),
     r"'blk.1.attn_q.bias' is missing": bias(*BIASES, layers=[0]),
     r"'blk.0.ffn_up.bias' is missing": bias("ffn_gate"),
-    r"'rope_freqs.weight' is F32 of shape \[7\], wanted F32 of shape \[8\]": added("rope_freqs.weight", np.ones(7)),
+    r"'llama.rope.scaling.original_context_length' is missing": number("llama.rope.scaling.type", "yarn", TEXT),
+    r"7 factors of rotary frequencies, wanted 8": added("rope_freqs.weight", np.ones(7)),
+    r"'rope_freqs.weight' is F32 of shape \[8, 1\], wanted F32": added("rope_freqs.weight", np.ones((8, 1))),
     r"'rope_freqs.weight' holds a number that": added("rope_freqs.weight", [1, 1, 1, 1, 1, 1, 1, np.nan]),
 }
 ADDITIONS = {
-    r"the architecture is 'mamba'": number("general.architecture", "mamba", TEXT),
-    r"'llama.expert_count' is 8": number("llama.expert_count", 8),
+    r"the architecture is 'mamba'; implemented are 'llama'": number("general.architecture", "mamba", TEXT),
+    r"'llama.expert_gating_func' is 2": number("llama.expert_gating_func", 2),
     r"'llama.attention.sliding_window' is 128": number("llama.attention.sliding_window", 128),
     r"'llama.attention.head_count' differs from layer to layer": number("llama.attention.head_count", [4, 4], LIST),
     r"'llama.attention.value_length' is 8": number("llama.attention.value_length", 8),
     r"'llama.rope.dimension_count' is 8": number("llama.rope.dimension_count", 8),
-    r"'llama.rope.scaling.type' is 'yarn'": number("llama.rope.scaling.type", "yarn", TEXT),
+    r"'llama.rope.scaling.type' is 'longrope'": number("llama.rope.scaling.type", "longrope", TEXT),
     r"first 'blk.0.attn_q_norm.weight'": added("blk.0.attn_q_norm.weight", np.ones(16)),
     r"first 'blk.7.attn_norm.weight'": added("blk.7.attn_norm.weight", np.ones(64)),
-    r"but not on attn_output": bias("attn_q", "attn_k", "attn_v"),
     r"first 'blk.bias'": added("blk.bias", np.ones(64)),
     r"'output_norm.weight' is a vector stored as Q8_0": lambda writer: (
         writer.tensors[0].pop("output_norm.weight"),

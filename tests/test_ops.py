@@ -150,6 +150,47 @@ def test_rms_norm(ops, seed, rows, size, eps):
     assert_close(ops.rms_norm(x, weight, eps), expected)
 
 
+@given(seed=seeds, rows=st.integers(1, 9), size=sizes, eps=st.sampled_from([1e-6, 1e-5, 1e-2]))
+def test_layer_norm(ops, seed, rows, size, eps):
+    x, weight, bias = randoms(seed, (rows, size), (size,), (size,))
+    x += 3  # a mean to take off
+    exact = (torch.tensor(a).double() for a in (weight, bias))
+    expected = torch.nn.functional.layer_norm(torch.tensor(x).double(), (size,), *exact, eps)
+    # of nearly equal numbers, the differences are as exact as float32 has the numbers
+    spread = max(1, 3 * np.abs(weight).max() / np.sqrt(x.var(axis=1).min() + eps))
+    assert_close(ops.layer_norm(x, weight, bias, eps), expected, scale=spread)
+
+
+@given(seed=seeds, rows=st.integers(1, 9), size=sizes)
+def test_gelu_and_geglu(ops, seed, rows, size):
+    gate, up = randoms(seed, (rows, size), (rows, size))
+    gate *= 10
+    gelu = torch.nn.functional.gelu(torch.tensor(gate).double(), approximate="tanh")
+    assert_close(ops.gelu(gate), gelu, scale=np.abs(gate).max())
+    assert_close(ops.geglu(gate, up), gelu * torch.tensor(up).double(), scale=np.abs(gate * up).max())
+
+
+@given(seed=seeds, rows=st.integers(1, 9), size=sizes, cap=st.sampled_from([0.5, 30.0]))
+def test_squeeze(ops, seed, rows, size, cap):
+    (x,) = randoms(seed, (rows, size))
+    x *= 10.0 ** np.random.default_rng(seed).integers(-3, 4)
+    found = ops.squeeze(x, cap)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, cap * torch.tanh(torch.tensor(x).double() / cap), rtol=2e-6)
+
+
+@given(seed=seeds, rows=st.integers(1, 9), experts=st.integers(1, 12), normalize=st.booleans(), data=st.data())
+def test_choose(ops, seed, rows, experts, normalize, data):
+    count = data.draw(st.integers(1, experts))
+    (scores,) = randoms(seed, (rows, experts))
+    chosen, shares = ops.choose(scores, count, normalize)
+    likely, expected = torch.softmax(torch.tensor(scores).double(), -1).topk(count)
+    if normalize:
+        likely = likely / likely.sum(-1, keepdim=True)
+    np.testing.assert_array_equal(chosen, expected)
+    assert_close(shares, likely)
+
+
 @given(seed=seeds, rows=st.integers(1, 9), size=sizes)
 def test_swiglu(ops, seed, rows, size):
     gate, up = randoms(seed, (rows, size), (rows, size))
@@ -165,9 +206,17 @@ def test_softmax(seed, rows, size):
     assert_close(reference.softmax(x), torch.softmax(torch.tensor(x).double(), -1))
 
 
-@given(seed=seeds, tokens=st.integers(1, 9), heads=st.integers(1, 4), half=st.integers(1, 32))
-def test_rotary_embedding_is_a_multiplication_of_complex_numbers(ops, seed, tokens, heads, half):
-    (x,) = randoms(seed, (tokens, heads, 2 * half))
+@given(
+    seed=seeds,
+    tokens=st.integers(1, 9),
+    heads=st.integers(1, 4),
+    half=st.integers(1, 32),
+    rest=st.integers(0, 5),
+    magnitude=st.sampled_from([1.0, 1.25]),
+)
+def test_rotary_embedding_is_a_multiplication_of_complex_numbers(ops, seed, tokens, heads, half, rest, magnitude):
+    (whole,) = randoms(seed, (tokens, heads, 2 * half + rest))
+    x = whole[..., : 2 * half]
     rng = np.random.default_rng(seed)
     positions = rng.integers(0, 2000, tokens).astype(np.int32)
     frequencies = rng.random(half, dtype=np.float32)
@@ -175,8 +224,10 @@ def test_rotary_embedding_is_a_multiplication_of_complex_numbers(ops, seed, toke
     angles = torch.tensor(positions)[:, None].float() * torch.tensor(frequencies)[None, :]
     turned = torch.complex(torch.tensor(x[..., :half]).double(), torch.tensor(x[..., half:]).double())
     turned = turned * torch.polar(torch.ones_like(angles).double(), angles.double())[:, None, :]
-    expected = torch.cat([turned.real, turned.imag], -1)
-    assert_close(ops.rotate(x, *ops.rotary_angles(positions, frequencies)), expected)
+    expected = magnitude * torch.cat([turned.real, turned.imag], -1)
+    found = ops.rotate(whole, *ops.rotary_angles(positions, frequencies, magnitude))
+    assert_close(found[..., : 2 * half], expected)
+    np.testing.assert_array_equal(found[..., 2 * half :], whole[..., 2 * half :])
 
 
 def paged_case(seed, lengths, chunk_lengths, kv_heads, group, head_dim, block_size, dtype="float32"):
@@ -215,10 +266,17 @@ attention_shapes = {
     "block_size": st.sampled_from([1, 3, 16, 128]),
 }
 dtypes = st.sampled_from(["float32", "float16"])  # of stored keys and values
+# scale, window and soft cap: as in most models, or otherwise
+ways = st.just((None, None, None)) | st.tuples(
+    st.sampled_from([None, 0.5]),
+    st.sampled_from([None, 1, 2, 5, 64, 200, 256, 300, 2000]),
+    st.sampled_from([None, 2.0]),
+)
 
 
-@given(**attention_shapes, dtype=dtypes)
-def test_attention_over_blocks(ops, seed, lengths, kv_heads, group, head_dim, block_size, dtype):
+@given(**attention_shapes, dtype=dtypes, how=ways)
+def test_attention_over_blocks(ops, seed, lengths, kv_heads, group, head_dim, block_size, dtype, how):
+    scale, window, soft_cap = how
     *arguments, sequences = paged_case(seed, *zip(*lengths, strict=True), kv_heads, group, head_dim, block_size, dtype)
     queries, starts = arguments[0], arguments[5]
     expected = []
@@ -226,9 +284,15 @@ def test_attention_over_blocks(ops, seed, lengths, kv_heads, group, head_dim, bl
         q = torch.tensor(queries[starts[row] : starts[row + 1]]).double().transpose(0, 1)
         n, m = q.shape[1], k.shape[1]
         mask = torch.ones(n, m, dtype=bool).tril(m - n)
+        if window is not None:
+            mask &= torch.ones(n, m, dtype=bool).triu(m - n - window + 1)
         k, v = (torch.tensor(a).double().repeat_interleave(group, 0) for a in (k, v))
-        expected.append(torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(0, 1))
-    assert_close(ops.attention(*arguments), torch.cat(expected), scale=max(np.abs(v).max() for _, v in sequences))
+        scores = q @ k.transpose(1, 2) * (head_dim**-0.5 if scale is None else scale)
+        if soft_cap is not None:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
+        expected.append((torch.softmax(scores.masked_fill(~mask, -torch.inf), -1) @ v).transpose(0, 1))
+    largest = max(np.abs(v).max() for _, v in sequences)
+    assert_close(ops.attention(*arguments, *how), torch.cat(expected), scale=largest)
 
 
 @settings(max_examples=30)
@@ -390,6 +454,14 @@ def test_a_later_token_cannot_change_an_earlier_one_not_even_by_infinity():
     np.testing.assert_array_equal(jit.attention(*arguments)[:5], finite[:5])
 
 
+def test_nor_can_one_that_has_left_the_window():
+    *arguments, _ = paged_case(0, [6], [6], 1, 2, 16, 16)
+    finite = jit.attention(*arguments, None, 2)
+    arguments[2][arguments[6][0, 0], arguments[3], :, 0] = np.inf  # the value of position 0, which 0 and 1 alone see
+    arguments[1][arguments[6][0, 0], arguments[3], :, :, 0] = np.nan  # and its key
+    np.testing.assert_array_equal(jit.attention(*arguments, None, 2)[2:], finite[2:])
+
+
 def test_no_kernel_lets_the_compiler_reorder_a_sum():
     modules = [importlib.import_module(f"minillm.ops.jit.{info.name}") for info in pkgutil.iter_modules(jit.__path__)]
     kernels = {}
@@ -417,13 +489,13 @@ def test_a_row_alone_and_among_others_has_the_same_bits(seed, rows, outputs, blo
         np.testing.assert_array_equal(jit.linear(x[row : row + 1], matrix)[0], together[row])
 
 
-@given(**attention_shapes, dtype=dtypes)
+@given(**attention_shapes, dtype=dtypes, how=ways)
 def test_attention_of_a_token_has_the_same_bits_in_any_chunk_and_block_size(
-    seed, lengths, kv_heads, group, head_dim, block_size, dtype
+    seed, lengths, kv_heads, group, head_dim, block_size, dtype, how
 ):
     *together, sequences = paged_case(seed, *zip(*lengths, strict=True), kv_heads, group, head_dim, block_size, dtype)
     queries, _, _, _, positions, starts, _ = together
-    attended = jit.attention(*together)
+    attended = jit.attention(*together, *how)
     for row, (k, v) in enumerate(sequences):
         # the sequence alone, unbroken: one block that is as long as it is
         keys, values = k.transpose(0, 2, 1)[None, None].copy(), v[None, None].copy()
@@ -436,6 +508,7 @@ def test_attention_of_a_token_has_the_same_bits_in_any_chunk_and_block_size(
                 positions[token : token + 1],
                 np.array([0, 1], np.int32),
                 np.array([[0]], np.int32),
+                *how,
             )
             np.testing.assert_array_equal(alone[0], attended[token])
 
@@ -450,7 +523,7 @@ def test_threads_do_not_change_a_bit(seed, rows):
     *arguments, _ = paged_case(seed, [700, 30], [2, 30], 2, 3, 16, 16)
     for threads in (1, 2, numba.config.NUMBA_NUM_THREADS):
         jit.set_num_threads(threads)
-        products.append((jit.linear(x, matrix), jit.attention(*arguments), jit.swiglu(x, x)))
+        products.append((jit.linear(x, matrix), jit.attention(*arguments), jit.swiglu(x, x), jit.geglu(x, x)))
     jit.set_num_threads(None)
     for other in products[1:]:
         for left, right in zip(products[0], other, strict=True):
@@ -485,9 +558,16 @@ def test_the_reference_runs_on_any_array_library(seed, lengths, kv_heads, group,
         yield reference.embed(ids, w)
         yield turned
         yield reference.rms_norm(a, n, 1e-5)
+        yield reference.layer_norm(a, n, n, 1e-5)
         yield reference.swiglu(a, a)
+        yield reference.geglu(a, a)
+        yield reference.squeeze(a, 2.0)
+        chosen, shares = reference.choose(a, 2, True)
+        yield convert(chosen)
+        yield shares
         yield reference.attention(convert(arguments[0]), keys, values, *arguments[3:])
-        yield reference.softmax(reference.attention_scores(convert(arguments[0]), keys, *arguments[3:]))
+        yield reference.softmax(reference.attention_scores(convert(arguments[0]), keys, *arguments[3:], 0.5, 3, 2.0))
+        yield reference.attention(convert(arguments[0]), keys, values, *arguments[3:], 0.5, 3, 2.0)
         (new,) = randoms(seed, (2, kv_heads, head_dim))
         reference.write_kv(convert(new), convert(new), keys, values, 2, np.array([0, block_size + 0]))
         yield keys

@@ -18,11 +18,12 @@ from safetensors.torch import load_file, save_file
 
 from minillm.checkpoints import open_checkpoint
 from minillm.checkpoints.fields import Fields
-from minillm.checkpoints.hf_llama import file_name, read_config
+from minillm.checkpoints.hf_layouts import LAYOUTS
+from minillm.checkpoints.hf_models import read_config
 from minillm.checkpoints.safetensors import read_safetensors
-from minillm.config import RopeScaling
 from minillm.errors import CheckpointError, UnsupportedError
 
+file_name = LAYOUTS["llama"].file_name
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -95,6 +96,7 @@ ROPE = {
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 4096,
     },
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 512},
 }
 
 
@@ -136,9 +138,15 @@ def test_config_says_what_transformers_takes_it_for(heads, head_dim, theta, rope
     assert ours.norm_eps == theirs.rms_norm_eps
     assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
     assert (ours.attention_bias, ours.mlp_bias) == (theirs.attention_bias, theirs.mlp_bias)
+    assert ours.output_bias == theirs.attention_bias
     assert ours.tie_embeddings == theirs.tie_word_embeddings
-    values = tuple(theirs.rope_parameters[name] for name in ROPE[rope])
-    assert ours.rope_scaling == (None if rope == "default" else RopeScaling(rope, *values))
+    if rope == "default":
+        assert ours.rope_scaling is None
+        return
+    assert ours.rope_scaling.kind == rope
+    ours_by_name = {"original_max_position_embeddings": ours.rope_scaling.original_context_length}
+    for name in ROPE[rope]:
+        assert ours_by_name.get(name, getattr(ours.rope_scaling, name, None)) == theirs.rope_parameters[name]
 
 
 # ---- what is refused: config.json
@@ -188,6 +196,12 @@ WRONG_FIELDS = [
         {"rope_type": "llama3"} | ROPE["llama3"] | {"low_freq_factor": 4.0},
         r"low_freq_factor is 4.0, wanted less than high_freq_factor, 4.0",
     ),
+    ("rope_parameters", {"rope_type": "dynamic"}, r"'rope_parameters': field 'factor' is missing"),
+    (
+        "rope_parameters",
+        {"rope_type": "yarn", "factor": 2.0, "beta_fast": 1},
+        r"beta_slow is 1.0, wanted less than beta_fast, 1.0",
+    ),
 ]
 
 
@@ -208,11 +222,11 @@ def test_heads_that_do_not_divide_the_width_need_a_head_dim(folder):
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("model_type", "mistral", r"model_type is 'mistral'; 'llama' is implemented"),
+        ("model_type", "mamba", r"model_type is 'mamba'; implemented are 'llama'"),
         ("hidden_act", "gelu", r"hidden_act is 'gelu'; 'silu' is implemented"),
         ("quantization_config", {"bits": 4}, r"quantization_config is set"),
-        ("rope_scaling", {"type": "dynamic", "factor": 2.0}, r"rope_type is 'dynamic'"),
-        ("rope_parameters", {"rope_type": "yarn", "factor": 2.0}, r"rope_type is 'yarn'"),
+        ("rope_scaling", {"type": "longrope", "factor": 2.0}, r"rope_type is 'longrope'; implemented are 'default'"),
+        ("rope_parameters", {"rope_type": "proportional"}, r"rope_type is 'proportional'"),
         ("rope_parameters", {"partial_rotary_factor": 0.5}, r"partial_rotary_factor is 0.5"),
         ("partial_rotary_factor", 0.25, r"partial_rotary_factor is 0.25"),
     ],

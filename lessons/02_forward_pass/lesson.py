@@ -91,7 +91,7 @@ print(x.shape, agrees(x, "embedding"))
 
 # %%
 layer = model.layers[0]
-normed = ops.rms_norm(x, layer.attention_norm, config.norm_eps)  # [T, D]
+normed = ops.rms_norm(x, layer.attention_norm.weight, config.norm_eps)  # [T, D]
 print(normed.shape, agrees(normed, "layers.0.attention_norm"))
 
 # %% [markdown]
@@ -179,7 +179,7 @@ for turn in (False, True):
 
 # %%
 x = x + ops.linear(gathered.reshape(T, -1), layer.output.weight)  # [T, D]
-normed = ops.rms_norm(x, layer.mlp_norm, config.norm_eps)
+normed = ops.rms_norm(x, layer.mlp_norm.weight, config.norm_eps)
 gated = ops.swiglu(ops.linear(normed, layer.gate.weight), ops.linear(normed, layer.up.weight))  # [T, F]
 x = x + ops.linear(gated, layer.down.weight)  # [T, D]
 print(x.shape, agrees(x, "layers.0"))
@@ -199,7 +199,7 @@ print(x.shape, agrees(x, "layers.0"))
 # embedding again: the score of a token is how well the final vector points towards that token's own vector.
 
 # %%
-final = ops.rms_norm(seen["layers.29"], model.final_norm, config.norm_eps)  # [T, D]
+final = ops.rms_norm(seen["layers.29"], model.final_norm.weight, config.norm_eps)  # [T, D]
 scores = ops.linear(final, model.head)  # [T, V]
 probabilities = ops.softmax(scores[-1])
 print(scores.shape, agrees(scores, "logits"))
@@ -265,7 +265,7 @@ def lens(text):
     """Log-probabilities of the next token [1 + L, V], read after the embedding and after each layer."""
     seen = run_watched(text)
     stream = [seen["embedding"][-1], *(seen[f"layers.{index}"][-1] for index in range(config.num_layers))]
-    scores = ops.linear(ops.rms_norm(np.array(stream), model.final_norm, config.norm_eps), model.head)
+    scores = ops.linear(ops.rms_norm(np.array(stream), model.final_norm.weight, config.norm_eps), model.head)
     return log_softmax(scores)
 
 

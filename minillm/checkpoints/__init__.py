@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from minillm.checkpoints.checkpoint import Checkpoint, StoredTensor
-from minillm.checkpoints.gguf_llama import open_gguf
-from minillm.checkpoints.hf_llama import open_folder
+from minillm.checkpoints.gguf_models import open_gguf
+from minillm.checkpoints.hf_models import open_folder
 from minillm.errors import CheckpointError
 
 __all__ = ["Checkpoint", "StoredTensor", "open_checkpoint"]

@@ -7,9 +7,11 @@ checkpoint opens in milliseconds and the operating system fetches from disk just
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -29,8 +31,10 @@ class StoredTensor:
     name : what the file calls it, for messages
     shape : row-major; of a matrix, outputs first
     storage : how its bytes become numbers
-    data : uint8 [num_bytes], a view into the mapped file; it cannot be written to
+    data : uint8, its bytes in their order, a view into the mapped file; it cannot be written to
     interleaved_heads : how many heads' rows are interleaved as GGUF keeps Llama's Q and K; 0 for none
+    is_transposed : whether the file has it inputs first
+    added : what is added to every number when it is read
     """
 
     name: str
@@ -38,20 +42,40 @@ class StoredTensor:
     storage: StorageType
     data: np.ndarray
     interleaved_heads: int = 0
+    is_transposed: bool = False
+    added: float = 0.0
 
     def read(self) -> np.ndarray | QuantizedMatrix:
         """The tensor's numbers: a float32 array, or a QuantizedMatrix where the file holds integer codes.
 
         F32 is a view into the file, which cannot be written to; every other type is converted into new memory.
         """
-        data = self.data
+        data = self.data.reshape(-1)
         if self.interleaved_heads:
             data = split_halves(data.reshape(self.shape[0], -1), self.interleaved_heads).reshape(-1)
         if data.ctypes.data % self.storage.block.alignment:
             data = data.copy()  # files may place a float at an odd address; kernels may not
-        numbers = self.storage.read(data, self.shape)
+        numbers = self.storage.read(data, self.shape[::-1] if self.is_transposed else self.shape)
+        if self.is_transposed:
+            numbers = np.ascontiguousarray(numbers.T)
+        if self.added:
+            numbers = numbers + np.float32(self.added)
         release_pages(self.data)
         return numbers
+
+    def transposed(self) -> StoredTensor:
+        """The same matrix, outputs first, of a file that has it inputs first. Of floats only."""
+        return replace(self, shape=self.shape[::-1], is_transposed=True)
+
+    def outputs(self, start: int, stop: int) -> StoredTensor:
+        """Those from `start` up to `stop` alone: some files keep several matrices end to end as one."""
+        if (start, stop) == (0, self.shape[0]):
+            return self
+        if self.is_transposed:
+            data = self.data.reshape(*self.shape[::-1], -1)[:, start:stop]
+        else:
+            data = self.data.reshape(self.shape[0], -1)[start:stop].reshape(-1)
+        return replace(self, shape=(stop - start, *self.shape[1:]), data=data)
 
     def __repr__(self):
         size = " x ".join(map(str, self.shape))
@@ -147,18 +171,53 @@ def split_halves(rows: np.ndarray, num_heads: int) -> np.ndarray:
     return pairs.swapaxes(1, 2).reshape(rows.shape)
 
 
-def check_config(config: ModelConfig, num_tensors: int, where: str) -> None:
-    """Raise CheckpointError unless the config's numbers fit each other and could describe `num_tensors` tensors."""
+def name_in_file(name: str, names: Mapping[str, str], layers: str) -> str:
+    """What a file calls the tensor `name` of this project, whose layers' names begin with `layers` there.
+
+    `names` says so of modules; in those of experts, `{}` stands for the expert's number.
+    """
+    module, _, kind = name.rpartition(".")
+    layer = re.fullmatch(r"layers\.(\d+)\.(.+)", module)
+    if not layer:
+        return f"{names[module]}.{kind}"
+    expert = re.search(r"(?<=experts\.)\d+", layer[2])
+    part = layer[2].replace(expert[0], "{}") if expert else layer[2]
+    return f"{layers}{layer[1]}.{names[part].format(expert and expert[0])}.{kind}"
+
+
+MOST_EXPERTS = 4096  # more than any model has
+
+
+def check_layers(num_layers: int, num_tensors: int, where: str) -> int:
+    """`num_layers`, unless a file of `num_tensors` tensors cannot have so many: then CheckpointError."""
+    if num_layers > num_tensors:
+        raise CheckpointError(f"{where}: claims {num_layers:,} layers but holds {num_tensors:,} tensors in all")
+    return num_layers
+
+
+def check_config(config: ModelConfig, where: str) -> None:
+    """Raise CheckpointError unless the config's numbers fit each other."""
     if config.num_heads % config.num_kv_heads:
         raise CheckpointError(
             f"{where}: {config.num_heads} query heads cannot share {config.num_kv_heads} key/value heads evenly"
         )
-    if config.head_dim % 2:
+    rotary_dim = config.head_dim if config.rotary_dim is None else config.rotary_dim
+    if not config.learned_positions and (rotary_dim % 2 or not 0 < rotary_dim <= config.head_dim):
+        name = "head_dim" if config.rotary_dim is None else "the part of a head that is turned"
         raise CheckpointError(
-            f"{where}: head_dim is {config.head_dim}, wanted an even number: rotary embeddings turn pairs"
+            f"{where}: {name} is {rotary_dim}, wanted an even number, at most {config.head_dim}: "
+            "rotary embeddings turn pairs"
         )
-    if config.num_layers > num_tensors:
-        raise CheckpointError(f"{where}: claims {config.num_layers:,} layers but holds {num_tensors:,} tensors in all")
+    factors = config.rope_scaling.factors if config.rope_scaling else ()
+    if factors and len(factors) != rotary_dim // 2:
+        raise CheckpointError(
+            f"{where}: {len(factors)} factors of rotary frequencies, wanted {rotary_dim // 2}, one for each pair"
+        )
+    if not config.experts_per_token <= config.num_experts <= MOST_EXPERTS:
+        raise CheckpointError(
+            f"{where}: a token takes {config.experts_per_token:,} of {config.num_experts:,} experts; "
+            f"wanted no more than there are, and those at most {MOST_EXPERTS:,}"
+        )
 
 
 def match_tensors(
@@ -182,11 +241,19 @@ def match_tensors(
     CheckpointError for a missing or misshapen tensor. UnsupportedError for one left over: a model with more
     weights than are used here is another model, and would answer something else.
     """
-    names = {name: file_name(name) for name in config.tensor_shapes()}
-    for name, shape in config.tensor_shapes().items():
-        tensor = found.get(names[name])
+    shapes = config.tensor_shapes()
+    parts_of: dict[str, list[str]] = {}  # the file's name of a tensor -> what of the model is in it, end to end
+    for name in shapes:
+        parts_of.setdefault(file_name(name), []).append(name)
+    matched = {}
+    for stored_name, parts in parts_of.items():
+        outputs = [shapes[name][0] for name in parts]
+        shape = (sum(outputs), *shapes[parts[0]][1:])
+        tensor = found.get(stored_name)
         if tensor is None:
-            raise CheckpointError(f"{where}: tensor {names[name]!r} is missing, wanted one of shape {list(shape)}")
+            raise CheckpointError(f"{where}: tensor {stored_name!r} is missing, wanted one of shape {list(shape)}")
+        if tensor.shape == (len(parts), *shapes[parts[0]]):  # a stack of matrices is the same bytes as one long one
+            tensor = replace(tensor, shape=shape)
         if tensor.shape != shape:
             raise CheckpointError(
                 f"{where}: tensor {tensor.name!r} has shape {list(tensor.shape)}, "
@@ -196,10 +263,12 @@ def match_tensors(
             raise UnsupportedError(
                 f"{where}: tensor {tensor.name!r} is a vector stored as {tensor.storage.name}, wanted floats"
             )
-    left_over = sorted(found.keys() - set(names.values()) - set(unused))
+        for name, stop in zip(parts, accumulate(outputs), strict=True):
+            matched[name] = tensor.outputs(stop - shapes[name][0], stop)
+    left_over = sorted(found.keys() - parts_of.keys() - set(unused))
     if left_over:
         raise UnsupportedError(
             f"{where}: {len(left_over)} tensors have no place in the model its config describes, "
             f"first {left_over[0]!r}; leaving them out would compute another model"
         )
-    return {name: found[names[name]] for name in names}
+    return {name: matched[name] for name in shapes}

@@ -25,21 +25,33 @@ class Fields:
     values : what the file said
     where : how messages call the file
     prefix : put before every name, in the mapping and in messages, such as `"llama."`
+    aliases : what this file calls a field, where it is not the name that is asked for
     """
 
-    def __init__(self, values: Mapping[str, Any], where: str, prefix: str = ""):
+    def __init__(
+        self, values: Mapping[str, Any], where: str, prefix: str = "", aliases: Mapping[str, str] | None = None
+    ):
         self.values = values
         self.where = where
         self.prefix = prefix
+        self.aliases = aliases or {}
+
+    def key(self, name: str) -> str:
+        """What the file calls a field."""
+        return self.prefix + self.aliases.get(name, name)
 
     def get(self, name: str, default: Any = _REQUIRED) -> Any:
         """The field as the file has it."""
-        value = self.values.get(self.prefix + name)
+        value = self.values.get(self.key(name))
         if value is not None:
             return value
         if default is _REQUIRED:
-            raise CheckpointError(f"{self.where}: field {self.prefix + name!r} is missing")
+            raise CheckpointError(f"{self.where}: field {self.key(name)!r} is missing")
         return default
+
+    def over(self, defaults: Mapping[str, Any], aliases: Mapping[str, str] | None = None) -> Fields:
+        """The same fields, and values for absent ones. Null is not absent here: it may say "none" of what is usual."""
+        return Fields({**defaults, **self.values}, self.where, self.prefix, aliases)
 
     def integer(self, name: str, default: Any = _REQUIRED) -> Any:
         """A whole number, 1 to 2^31 - 1; or the default, whatever that is."""
@@ -81,7 +93,7 @@ class Fields:
     def wrong(self, name: str, value: Any, wanted: str) -> CheckpointError:
         """The error to raise for a field that is not `wanted`."""
         found = f"{reprlib.repr(value)} ({type(value).__name__})"
-        return CheckpointError(f"{self.where}: field {self.prefix + name!r} is {found}, wanted {wanted}")
+        return CheckpointError(f"{self.where}: field {self.key(name)!r} is {found}, wanted {wanted}")
 
 
 def parse_json(data: bytes, where: str) -> dict[str, Any]:

@@ -8,16 +8,21 @@ library, and `jit` computes the same as compiled loops. Whoever reads `reference
     embed(token_ids, matrix)                                 [T] -> [T, D]
     linear(x, matrix, bias)                                  [T, I] -> [T, O]
     rms_norm(x, weight, eps)                                 [T, D] -> [T, D]
-    rotary_angles(positions, frequencies)                    [T] -> cosines, sines [T, K/2]
+    layer_norm(x, weight, bias, eps)                         [T, D] -> [T, D]
+    rotary_angles(positions, frequencies, magnitude)         [T] -> cosines, sines [T, R/2]
     rotate(heads, cosines, sines)                            [T, H, K] -> [T, H, K]
     write_kv(keys, values, ..., layer, slots)                [T, G, K] twice -> into the KV cache
     attention(queries, ..., layer, positions, ...)           [T, H, K] -> [T, H, K], over the KV cache
     attention_scores(queries, ..., layer, positions, ...)    [T, H, K] -> [T, H, M], for those who look
     softmax(x)                                               scores -> weights, for those who look
-    swiglu(gate, up)                                         [T, F] -> [T, F]
+    swiglu(gate, up)                                         [T, F] twice -> [T, F]
+    geglu(gate, up)                                          [T, F] twice -> [T, F]
+    gelu(x)                                                  [T, F] -> [T, F]
+    choose(scores, count, normalize)                         [T, E] -> experts, shares [T, count]
+    squeeze(x, cap)                                          [T, V] -> [T, V], between -cap and cap
     num_bytes(matrix)                                        that reading it moves
     to_numpy(array)                                          whatever the backend computes with -> NumPy
-    fuse(layers, eps)                                        a faster way through all layers, or None
+    fuse(layers, config)                                     a faster way through all layers, or None
     set_num_threads(threads)                                 None: as many as there are
     check_threads()                                          warns where they are slow
     announcing_compilation(announce)                         a context: says so when something must be compiled

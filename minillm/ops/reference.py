@@ -67,6 +67,16 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     return x / xp.sqrt(xp.mean(x * x, axis=-1, keepdims=True) + eps) * weight
 
 
+def layer_norm(x: Array, weight: Array, bias: Array, eps: float) -> Array:
+    """Shift and scale every row of [T, D] to a mean of zero and a variance of one; then times `weight`, plus `bias`.
+
+    Ba, Kiros and Hinton 2016.
+    """
+    xp = x.__array_namespace__()
+    centred = x - xp.mean(x, axis=-1, keepdims=True)
+    return centred / xp.sqrt(xp.mean(centred * centred, axis=-1, keepdims=True) + eps) * weight + bias
+
+
 def softmax(x: Array) -> Array:
     """Numbers -> probabilities along the last axis; the maximum is taken off first so that exp cannot overflow."""
     xp = x.__array_namespace__()
@@ -86,26 +96,68 @@ def swiglu(gate: Array, up: Array) -> Array:
     return silu(gate) * up
 
 
-def rotary_angles(positions: np.ndarray, frequencies: Array) -> tuple[Array, Array]:
-    """Cosines and sines [T, K/2] of the angles `position * frequency` that rotary embedding turns by."""
+def gelu(x: Array) -> Array:
+    """`x` times a bell curve's share below `x`, nearly, by the tanh that most models use (Hendrycks & Gimpel 2016)."""
+    xp = x.__array_namespace__()
+    return 0.5 * x * (1 + xp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+
+
+def geglu(gate: Array, up: Array) -> Array:
+    """`swiglu` with the other curve, `gelu(gate) * up` (Shazeer 2020): [T, F] twice -> [T, F]."""
+    return gelu(gate) * up
+
+
+def squeeze(x: Array, cap: float) -> Array:
+    """Squeeze numbers smoothly between -cap and cap; small ones stay what they are (Gemma 2, 2024)."""
+    xp = x.__array_namespace__()
+    return cap * xp.tanh(x / cap)
+
+
+def choose(scores: Array, count: int, normalize: bool) -> tuple[np.ndarray, Array]:
+    """A router's choice for every token: its `count` likeliest experts, and the share that each has in the output.
+
+    Parameters
+    ----------
+    scores : [T, E]
+    count : how many of E experts a token takes
+    normalize : whether the shares, which are softmax's of all E, are made to sum to one
+
+    Returns
+    -------
+    experts, int [T, count] as a NumPy array, likeliest first; shares [T, count]
+    """
+    xp = scores.__array_namespace__()
+    probabilities = softmax(scores)
+    chosen = xp.argsort(-probabilities, axis=-1, stable=True)[:, :count]
+    shares = xp.take_along_axis(probabilities, chosen, axis=-1)
+    if normalize:
+        shares = shares / xp.sum(shares, axis=-1, keepdims=True)
+    return to_numpy(chosen), shares
+
+
+def rotary_angles(positions: np.ndarray, frequencies: Array, magnitude: float = 1.0) -> tuple[Array, Array]:
+    """Cosines and sines [T, R/2] of the angles `position * frequency` that rotary embedding turns by.
+
+    Both are multiplied by `magnitude`: what is turned by them grows so much, as some ways of scaling want it.
+    """
     xp = frequencies.__array_namespace__()
     angles = xp.astype(xp.asarray(positions), xp.float32)[:, None] * frequencies[None, :]
-    return xp.cos(angles), xp.sin(angles)
+    return xp.cos(angles) * magnitude, xp.sin(angles) * magnitude
 
 
 def rotate(heads: Array, cosines: Array, sines: Array) -> Array:
-    """Rotary position embedding: turn pair (i, i + K/2) of every head by its angle (Su et al. 2021).
+    """Rotary position embedding: turn pair (i, i + R/2) of every head by its angle (Su et al. 2021).
 
     Parameters
     ----------
     heads : [T, H, K], queries or keys
-    cosines, sines : [T, K/2], from `rotary_angles`
+    cosines, sines : [T, R/2], from `rotary_angles`; R is K, or less: then what is past R is left as it is
     """
     xp = heads.__array_namespace__()
-    half = heads.shape[-1] // 2
-    first, second = heads[..., :half], heads[..., half:]
+    half = cosines.shape[-1]
+    first, second, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
     cosines, sines = cosines[:, None, :], sines[:, None, :]
-    return xp.concat([first * cosines - second * sines, second * cosines + first * sines], axis=-1)
+    return xp.concat([first * cosines - second * sines, second * cosines + first * sines, rest], axis=-1)
 
 
 def write_kv(keys: Array, values: Array, key_blocks: Array, value_blocks: Array, layer: int, slots: np.ndarray) -> None:
@@ -135,6 +187,9 @@ def attention(
     positions: np.ndarray,
     query_starts: np.ndarray,
     block_tables: np.ndarray,
+    scale: float | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
 ) -> Array:
     """Causal attention of every token over its own sequence's keys, found through its block table.
 
@@ -146,6 +201,7 @@ def attention(
     positions : int [T]; those of one sequence follow each other
     query_starts : int [S + 1]; sequence `s` owns tokens `query_starts[s]` to `query_starts[s + 1]`
     block_tables : int [S, most blocks a sequence]; row `s` names the blocks that hold positions 0, B, 2B, ...
+    scale, window, soft_cap : see `attend`
 
     Returns
     -------
@@ -158,7 +214,7 @@ def attention(
         length = int(positions[own][-1]) + 1
         keys = in_one_piece(positions_first(key_blocks), layer, table, length, queries.dtype)
         values = in_one_piece(value_blocks, layer, table, length, queries.dtype)
-        attended.append(attend(queries[own, ...], keys, values, xp.asarray(positions[own])))
+        attended.append(attend(queries[own, ...], keys, values, xp.asarray(positions[own]), scale, window, soft_cap))
     return xp.concat(attended, axis=0)
 
 
@@ -169,6 +225,9 @@ def attention_scores(
     positions: np.ndarray,
     query_starts: np.ndarray,
     block_tables: np.ndarray,
+    scale: float | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
 ) -> Array:
     """What `attention` takes the softmax of, for those who want to look: no backend's `attention` need ever hold it.
 
@@ -176,7 +235,7 @@ def attention_scores(
 
     Returns
     -------
-    [T, H, M], M the length of the longest sequence so far: query . key / sqrt(K), and -infinity for positions that the
+    [T, H, M], M the length of the longest sequence so far: a score for each position, and -infinity for those that the
     query does not see, or its sequence does not have. `softmax` makes of that the weights, 0 where nothing is seen.
     """
     xp = queries.__array_namespace__()
@@ -185,7 +244,8 @@ def attention_scores(
         own = slice(int(query_starts[sequence]), int(query_starts[sequence + 1]))
         length = int(positions[own][-1]) + 1
         keys = in_one_piece(positions_first(key_blocks), layer, table, length, queries.dtype)
-        seen = xp.permute_dims(score(queries[own, ...], keys, xp.asarray(positions[own])), (1, 0, 2))
+        seen = score(queries[own, ...], keys, xp.asarray(positions[own]), scale, window, soft_cap)
+        seen = xp.permute_dims(seen, (1, 0, 2))
         beyond = xp.full((*seen.shape[:2], longest - length), -math.inf, dtype=seen.dtype)
         scores.append(xp.concat([seen, beyond], axis=2))
     return xp.concat(scores, axis=0)
@@ -205,7 +265,15 @@ def in_one_piece(blocks: Array, layer: int, table: np.ndarray, length: int, dtyp
     return xp.astype(whole[:, :length, :], dtype)  # of a float16 cache
 
 
-def attend(queries: Array, keys: Array, values: Array, positions: Array) -> Array:
+def attend(
+    queries: Array,
+    keys: Array,
+    values: Array,
+    positions: Array,
+    scale: float | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+) -> Array:
     """Grouped-query attention within one sequence (Vaswani et al. 2017; Ainslie et al. 2023).
 
     Parameters
@@ -213,18 +281,28 @@ def attend(queries: Array, keys: Array, values: Array, positions: Array) -> Arra
     queries : [n, H, K], of the tokens at `positions`
     keys, values : [G, m, K], of positions 0 to m - 1
     positions : int [n]
+    scale : what a score is multiplied by; None for 1 / sqrt(K)
+    window : how many keys a query sees, the last of them its own (Beltagy et al. 2020); None for all there are
+    soft_cap : what scores are squeezed below, see `squeeze`; None for none
 
     Returns
     -------
-    [n, H, K]: for every query the mean of the values it may see, weighted by softmax(query . key / sqrt(K))
+    [n, H, K]: for every query the mean of the values it may see, weighted by softmax(query . key * scale)
     """
     xp = queries.__array_namespace__()
     values = xp.repeat(values, queries.shape[1] // values.shape[0], axis=0)
-    weights = softmax(score(queries, keys, positions))  # [H, n, m]
+    weights = softmax(score(queries, keys, positions, scale, window, soft_cap))  # [H, n, m]
     return xp.permute_dims(weights @ values, (1, 0, 2))
 
 
-def score(queries: Array, keys: Array, positions: Array) -> Array:
+def score(
+    queries: Array,
+    keys: Array,
+    positions: Array,
+    scale: float | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+) -> Array:
     """How well each key answers each query, query . key / sqrt(K), and -infinity where a query may not look.
 
     Parameters and shapes are those of `attend`: [n, H, K] and [G, m, K] -> [H, n, m].
@@ -232,12 +310,25 @@ def score(queries: Array, keys: Array, positions: Array) -> Array:
     xp = queries.__array_namespace__()
     num_heads, head_dim = queries.shape[1], queries.shape[2]
     keys = xp.repeat(keys, num_heads // keys.shape[0], axis=0)  # query heads that share one key/value head
-    scores = xp.permute_dims(queries, (1, 0, 2)) @ xp.permute_dims(keys, (0, 2, 1)) / math.sqrt(head_dim)
-    visible = xp.arange(keys.shape[1])[None, :] <= positions[:, None]  # itself and what came before
-    return xp.where(visible, scores, xp.asarray(-math.inf, dtype=scores.dtype))
+    scores = xp.permute_dims(queries, (1, 0, 2)) @ xp.permute_dims(keys, (0, 2, 1))
+    scores = scores / math.sqrt(head_dim) if scale is None else scores * scale
+    if soft_cap is not None:
+        scores = squeeze(scores, soft_cap)
+    seen = visible(positions, keys.shape[1], window)
+    return xp.where(seen, scores, xp.asarray(-math.inf, dtype=scores.dtype))
 
 
-def fuse(layers: Sequence[Any], eps: float) -> None:
+def visible(positions: Array, num_keys: int, window: int | None = None) -> Array:
+    """Which keys, of positions 0 to `num_keys` - 1, each query may see: bool [n, num_keys].
+
+    Itself and what came before; with a window, only so many, the last of them its own (Beltagy et al. 2020).
+    """
+    xp = positions.__array_namespace__()
+    distances = positions[:, None] - xp.arange(num_keys)[None, :]
+    return (distances >= 0) if window is None else (distances >= 0) & (distances < window)
+
+
+def fuse(layers: Sequence[Any], config: Any) -> None:
     """No faster way through the layers than operation by operation."""
 
 

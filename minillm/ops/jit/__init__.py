@@ -4,10 +4,11 @@
     rows.py        the innermost loop: four rows of numbers times a tile
     products.py    matrix products, for one row and for many
     attention.py   attention over the paged cache
+    routing.py     which experts a token takes
     layers.py      all layers in one call
     halves.py      float16, which Numba does not know, as bits
     prefetching.py asking the memory for what will be needed soon
-    pointwise.py   embedding, norm, rotary embedding, activation
+    pointwise.py   embedding, norms, rotary embedding, activations
     compiling.py   how all of these are compiled, and on how many threads they run
 
 Why the bits never depend on the batch: every number that comes out is a sum taken in one fixed order, SIMD lanes run
@@ -20,8 +21,9 @@ works them out again, from the same queries and keys.
 from minillm.ops.jit.attention import attention, write_kv
 from minillm.ops.jit.compiling import announcing_compilation, check_threads, set_num_threads
 from minillm.ops.jit.layers import fuse
-from minillm.ops.jit.pointwise import embed, rms_norm, rotary_angles, rotate, swiglu
+from minillm.ops.jit.pointwise import embed, geglu, gelu, layer_norm, rms_norm, rotary_angles, rotate, squeeze, swiglu
 from minillm.ops.jit.products import linear
+from minillm.ops.jit.routing import choose
 from minillm.ops.jit.tiles import as_matrices, as_matrix, as_vector, dequantize, num_bytes, to_numpy
 from minillm.ops.reference import attention_scores, softmax
 
@@ -33,9 +35,13 @@ __all__ = [
     "attention",
     "attention_scores",
     "check_threads",
+    "choose",
     "dequantize",
     "embed",
     "fuse",
+    "geglu",
+    "gelu",
+    "layer_norm",
     "linear",
     "num_bytes",
     "rms_norm",
@@ -43,6 +49,7 @@ __all__ = [
     "rotate",
     "set_num_threads",
     "softmax",
+    "squeeze",
     "swiglu",
     "to_numpy",
     "write_kv",

@@ -10,6 +10,8 @@ Within a split, a block's keys are scored at once, a SIMD lane each, straight fr
 summed. They serve all queries of a prompt's chunk and all query heads of a group, four rows at a time, before the next
 block is read. Splits lie at absolute positions, and the order of every sum is of positions alone, so how a prompt was
 chunked, how long blocks are, or who else is in the batch, changes nothing.
+
+Where a layer has a window, a query sees the last `window` keys alone, and splits before those are not looked at.
 """
 
 from __future__ import annotations
@@ -19,9 +21,9 @@ import math
 import numpy as np
 from numba import prange
 
-from minillm.ops.jit.compiling import compiled, compiled_parallel
+from minillm.ops.jit.compiling import compiled, compiled_parallel, inlined
 from minillm.ops.jit.halves import narrow, stored, widen
-from minillm.ops.jit.pointwise import exp, largest_of_lanes, sum_of_lanes
+from minillm.ops.jit.pointwise import exp, largest_of_lanes, squeezed, sum_of_lanes
 from minillm.ops.jit.prefetching import prefetch
 from minillm.ops.jit.rows import ROWS, aligned, multiply_add, whole_rows
 from minillm.ops.jit.tiles import LANES
@@ -30,6 +32,7 @@ SPLIT = 256  # keys that one thread takes; a multiple of LANES
 QUERIES = 8  # tokens of a sequence that use a block's keys before the next is read
 SLAB = 16  # groups of queries that are worked on together: bounds the memory for what they carry from each split
 NOTHING = np.float32(-math.inf)  # the score of a key that must not be seen
+NO_WINDOW = 2**31  # more positions than any sequence has
 
 
 def write_kv(keys, values, key_blocks, value_blocks, layer, slots):
@@ -37,9 +40,27 @@ def write_kv(keys, values, key_blocks, value_blocks, layer, slots):
     keep_kv(keys, values, stored(key_blocks), stored(value_blocks), layer, slots)
 
 
-def attention(queries, key_blocks, value_blocks, layer, positions, query_starts, block_tables):
+def attention(
+    queries,
+    key_blocks,
+    value_blocks,
+    layer,
+    positions,
+    query_starts,
+    block_tables,
+    scale=None,
+    window=None,
+    soft_cap=None,
+):
     """Causal attention of every token over its own sequence's keys [T, H, K] -> [T, H, K]; see `reference`."""
-    return attend(queries, stored(key_blocks), stored(value_blocks), layer, positions, query_starts, block_tables)
+    how = scoring(queries.shape[2], scale, window, soft_cap)
+    return attend(queries, stored(key_blocks), stored(value_blocks), layer, positions, query_starts, block_tables, how)
+
+
+def scoring(head_dim, scale, window, soft_cap):
+    """How queries are scored, in the types that kernels take: scale, window, and soft cap (0 for none)."""
+    scale = np.float32(1) / np.float32(math.sqrt(head_dim)) if scale is None else np.float32(scale)
+    return scale, NO_WINDOW if window is None else window, np.float32(soft_cap or 0)
 
 
 @compiled
@@ -56,8 +77,8 @@ def keep_kv(keys, values, key_blocks, value_blocks, layer, slots):
 
 
 @compiled
-def attend(queries, key_blocks, value_blocks, layer, positions, query_starts, block_tables):
-    """`attention`, for other kernels to call: of a float16 cache they have the bits."""
+def attend(queries, key_blocks, value_blocks, layer, positions, query_starts, block_tables, how):
+    """`attention`, for other kernels to call: of a float16 cache they have the bits; `how` is from `scoring`."""
     attended = np.empty_like(queries)
     starts, owners = _query_groups(query_starts)
     for group in range(0, len(owners), SLAB):
@@ -72,12 +93,13 @@ def attend(queries, key_blocks, value_blocks, layer, positions, query_starts, bl
             starts[group : last + 1] - first,
             owners[group:last],
             block_tables,
+            how,
         )
     return attended
 
 
 @compiled
-def _attend_slab(queries, key_blocks, value_blocks, layer, positions, starts, owners, block_tables):
+def _attend_slab(queries, key_blocks, value_blocks, layer, positions, starts, owners, block_tables, how):
     """Some query groups' attention: every split of the keys on its own, then all of them together."""
     tokens, num_heads, head_dim = queries.shape
     splits = 1 + max(positions) // SPLIT
@@ -100,11 +122,12 @@ def _attend_slab(queries, key_blocks, value_blocks, layer, positions, starts, ow
                 starts,
                 owners,
                 block_tables,
+                how,
                 carried,
             )
     else:
-        _attend_splits(queries, key_blocks, value_blocks, layer, positions, starts, owners, block_tables, carried)
-    return _combine_splits(positions, largest, total, weighted)
+        _attend_splits(queries, key_blocks, value_blocks, layer, positions, starts, owners, block_tables, how, carried)
+    return _combine_splits(positions, how[1], largest, total, weighted)
 
 
 @compiled
@@ -123,45 +146,63 @@ def _query_groups(query_starts):
 
 
 @compiled_parallel
-def _attend_splits(queries, key_blocks, value_blocks, layer, positions, starts, owners, block_tables, carried):
+def _attend_splits(queries, key_blocks, value_blocks, layer, positions, starts, owners, block_tables, how, carried):
     """All pieces of work, shared among the threads: each group of queries, key/value head and split of the keys."""
     kv_heads, splits = value_blocks.shape[2], carried[0].shape[2]
     for item in prange(len(owners) * kv_heads * splits):
         group, rest = divmod(np.int64(item), kv_heads * splits)  # Numba counts a parallel loop in unsigned numbers
         g, split = divmod(rest, splits)
         _attend_split(
-            group, g, split, queries, key_blocks, value_blocks, layer, positions, starts, owners, block_tables, carried
+            group,
+            g,
+            split,
+            queries,
+            key_blocks,
+            value_blocks,
+            layer,
+            positions,
+            starts,
+            owners,
+            block_tables,
+            how,
+            carried,
         )
 
 
 @compiled
 def _attend_split(
-    group, g, split, queries, key_blocks, value_blocks, layer, positions, starts, owners, block_tables, carried
+    group, g, split, queries, key_blocks, value_blocks, layer, positions, starts, owners, block_tables, how, carried
 ):
     """What a group of queries carries away from one split of one head's keys.
 
     Its rows are the group's tokens times the query heads that share the key/value head; made a multiple of four.
     """
     largest, total, weighted = carried
+    scale, window, soft_cap = how
     head_dim, block_size = queries.shape[2], value_blocks.shape[3]
     heads = queries.shape[1] // value_blocks.shape[2]
     first, stop = starts[group], starts[group + 1]
     rows = (stop - first) * heads
     start = split * SPLIT
     seen = min(SPLIT, positions[stop - 1] + 1 - start)  # keys of the split that the last of the group may see
-    if seen <= 0:
+    unseen = max(0, positions[first] + 1 - window - start)  # keys of the split that even the first sees no more
+    if seen <= unseen:
         return
     table = block_tables[owners[group]]
-    visible = np.empty(whole_rows(rows), np.int64)  # keys of the split that a row may see
+    visible = np.empty((whole_rows(rows), 2), np.int64)  # which keys of the split a row may see: from, and up to
     for row in range(len(visible)):
-        visible[row] = max(0, min(seen, positions[min(first + row // heads, stop - 1)] + 1 - start))
-    weights = _score(_scaled_rows(queries, first, g, heads, rows), key_blocks, layer, g, table, start, seen)
-    _prefetch_block(value_blocks, block_size, table, start, start + seen, layer, g)
+        end = positions[min(first + row // heads, stop - 1)] + 1 - start
+        visible[row, 0], visible[row, 1] = max(0, min(seen, end - window)), max(0, min(seen, end))
+    q = _scaled_rows(queries, first, g, heads, rows, scale)
+    weights = _score(q, key_blocks, layer, g, table, start, unseen, seen)
+    _prefetch_block(value_blocks, block_size, table, start + unseen, start + seen, layer, g)
     lanes = np.empty(LANES, np.float32)
     for row in range(rows):
         t, h = first + row // heads, g * heads + row % heads
-        largest[t, h, split], total[t, h, split] = _weigh(weights, row, visible[row], lanes)
-    sums = _mix(weights, visible, value_blocks, layer, g, table, start, seen)
+        if soft_cap:
+            _squeeze(weights, row, visible[row, 0], visible[row, 1], soft_cap)
+        largest[t, h, split], total[t, h, split] = _weigh(weights, row, visible[row, 0], visible[row, 1], lanes)
+    sums = _mix(weights, visible, value_blocks, layer, g, table, start, unseen, seen)
     for row in range(rows):
         t, h = first + row // heads, g * heads + row % heads
         for k in range(head_dim):
@@ -178,11 +219,10 @@ def _prefetch_block(blocks, block_size, table, position, end, layer, g):
 
 
 @compiled
-def _scaled_rows(queries, first, g, heads, rows):
-    """A group's queries by row, over sqrt(head_dim); rows of zeros fill them up to a multiple of four."""
+def _scaled_rows(queries, first, g, heads, rows, scale):
+    """A group's queries by row, times `scale`; rows of zeros fill them up to a multiple of four."""
     head_dim = queries.shape[2]
     scaled = np.zeros((whole_rows(rows), head_dim), np.float32)
-    scale = np.float32(1) / np.float32(math.sqrt(head_dim))
     for row in range(rows):
         for k in range(head_dim):
             scaled[row, k] = queries[first + row // heads, g * heads + row % heads, k] * scale
@@ -190,13 +230,13 @@ def _scaled_rows(queries, first, g, heads, rows):
 
 
 @compiled
-def _score(q, key_blocks, layer, g, table, start, seen):
-    """Every row's query times each of `seen` keys from position `start` on: [rows, SPLIT], what is behind undefined."""
+def _score(q, key_blocks, layer, g, table, start, unseen, seen):
+    """Every row's query times keys `unseen` to `seen` from position `start` on: [rows, SPLIT], the others undefined."""
     rows, head_dim = q.shape
     block_size = key_blocks.shape[4]
     scores = np.empty((rows, SPLIT), np.float32)
     sums = aligned(ROWS, LANES)
-    j = 0
+    j = unseen
     while j < seen:
         _prefetch_block(key_blocks, block_size, table, start + j + block_size, start + seen, layer, g)
         keys = key_blocks[table[(start + j) // block_size], layer, g]
@@ -213,20 +253,33 @@ def _score(q, key_blocks, layer, g, table, start, seen):
 
 
 @compiled
-def _weigh(scores, row, visible, lanes):
-    """Turn a row's scores into exp(score - largest), in place, 0 for keys out of sight: the largest, and their sum."""
+def _squeeze(scores, row, begin, end, soft_cap):
+    """Squeeze a row's scores `begin` to `end` between -soft_cap and soft_cap."""
+    for j in range(begin, end):
+        scores[row, j] = squeezed(scores[row, j], soft_cap)
+
+
+@compiled
+def _weigh(scores, row, begin, visible, lanes):
+    """Turn a row's scores into exp(score - largest), in place, 0 for keys out of sight: the largest, and their sum.
+
+    In sight are keys `begin` to `visible`. Lanes lie at fixed positions, so a sum is the same wherever others begin.
+    """
     row = np.uint64(row)
+    begin, first_lanes = np.int64(begin), np.int64(begin // LANES * LANES)
     end = -(-visible // LANES) * LANES
+    for j in range(first_lanes, begin):
+        scores[row, j] = NOTHING
     for j in range(visible, end):
         scores[row, j] = NOTHING
     lanes[:] = NOTHING
-    for first in range(0, end, LANES):
+    for first in range(first_lanes, end, LANES):
         for lane in range(LANES):
             score = scores[row, np.uint64(first + lane)]
             lanes[lane] = score if score > lanes[lane] else lanes[lane]
     top = largest_of_lanes(lanes)
     lanes[:] = 0
-    for first in range(0, end, LANES):
+    for first in range(first_lanes, end, LANES):
         for lane in range(LANES):
             j = np.uint64(first + lane)
             weight = exp(scores[row, j] - top)
@@ -238,7 +291,7 @@ def _weigh(scores, row, visible, lanes):
 
 
 @compiled
-def _mix(weights, visible, value_blocks, layer, g, table, start, seen):
+def _mix(weights, visible, value_blocks, layer, g, table, start, unseen, seen):
     """Every row's sum of the values from position `start` on, each times its weight: [rows, K]."""
     rows = len(weights)
     block_size, head_dim = value_blocks.shape[3], value_blocks.shape[4]
@@ -248,21 +301,19 @@ def _mix(weights, visible, value_blocks, layer, g, table, start, seen):
         lanes = min(LANES, head_dim - left)
         for row in range(0, rows, ROWS):
             sums[:] = 0
-            j = 0
+            j = unseen
             while j < seen:
                 _prefetch_block(value_blocks, block_size, table, start + j + block_size, start + seen, layer, g)
                 values = value_blocks[table[(start + j) // block_size], layer, g]
                 offset = (start + j) % block_size
                 end = min(j + block_size - offset, seen)
-                # Rows are in the order of their positions: what the first may see, all may. And not one value
-                # further: 0 times a later token's infinity would be NaN.
-                common = max(0, min(end, visible[row]) - j)
-                multiply_add(sums, weights, row, j, values, offset, left, common, lanes)
-                for r in range(ROWS):
-                    for i in range(j + common, min(end, visible[row + r])):
-                        for lane in range(lanes):
-                            value = widen(values[np.uint64(offset + i - j), np.uint64(left + lane)])
-                            sums[np.uint64(r), lane] += weights[row + r, i] * value
+                # Rows are in the order of their positions: what the first may see yet, and the last still, all may.
+                # And not one value more: 0 times a later token's infinity would be NaN.
+                common = min(end, max(j, visible[row + ROWS - 1, 0]))
+                behind = max(common, min(end, visible[row, 1]))
+                _mix_edges(sums, weights, row, visible, j, common, values, offset - j, left, lanes)
+                multiply_add(sums, weights, row, common, values, offset + common - j, left, behind - common, lanes)
+                _mix_edges(sums, weights, row, visible, behind, end, values, offset - j, left, lanes)
                 j = end
             for r in range(ROWS):
                 for lane in range(lanes):
@@ -270,19 +321,29 @@ def _mix(weights, visible, value_blocks, layer, g, table, start, seen):
     return mixed
 
 
+@inlined
+def _mix_edges(sums, weights, row, visible, begin, end, values, shift, left, lanes):
+    """Add what keys `begin` to `end` give those of four rows that may see them; key i has row `shift + i` of values."""
+    for r in range(ROWS):
+        for i in range(max(begin, visible[row + r, 0]), min(end, visible[row + r, 1])):
+            for lane in range(lanes):
+                value = widen(values[np.uint64(shift + i), np.uint64(left + lane)])
+                sums[np.uint64(r), lane] += weights[row + r, i] * value
+
+
 @compiled
-def _combine_splits(positions, largest, total, weighted):
+def _combine_splits(positions, window, largest, total, weighted):
     """Put together what each query carried away from the splits it could see, in their order."""
     tokens, num_heads, _, head_dim = weighted.shape
     attended = np.zeros((tokens, num_heads, head_dim), np.float32)
     for t in range(tokens):
-        seen = 1 + positions[t] // SPLIT
+        first, seen = max(0, positions[t] + 1 - window) // SPLIT, 1 + positions[t] // SPLIT
         for h in range(num_heads):
-            top = largest[t, h, 0]
-            for split in range(1, seen):
+            top = largest[t, h, first]
+            for split in range(first + 1, seen):
                 top = max(top, largest[t, h, split])
             sum_of_all = np.float32(0)
-            for split in range(seen):
+            for split in range(first, seen):
                 share = exp(largest[t, h, split] - top)
                 sum_of_all += share * total[t, h, split]
                 for k in range(head_dim):

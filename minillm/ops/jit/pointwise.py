@@ -38,6 +38,43 @@ def exp(x):
     return np.float32(0) if x <= -87 else p * np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
 
 
+# tanh(x) where |x| is below 0.625: x plus x^3 times a polynomial in x^2 (Cephes' tanhf). Above, exp serves as well.
+TANH = tuple(
+    map(np.float32, (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1))
+)
+
+
+@inlined
+def tanh(x):
+    """The hyperbolic tangent, as SIMD, where the C library's is none."""
+    e = exp(np.float32(-2) * abs(x))
+    far = (np.float32(1) - e) / (np.float32(1) + e)
+    z = x * x
+    p = TANH[0]
+    p = p * z + TANH[1]
+    p = p * z + TANH[2]
+    p = p * z + TANH[3]
+    p = p * z + TANH[4]
+    return x + x * z * p if abs(x) < np.float32(0.625) else (far if x > 0 else -far)
+
+
+@inlined
+def squeezed(x, cap):
+    """`x` squeezed between -cap and cap."""
+    return cap * tanh(x / cap)
+
+
+@compiled
+def squeeze(x, cap):
+    """Every number of [T, V] squeezed between -cap and cap: cap * tanh(x / cap)."""
+    numbers = np.empty_like(x)
+    cap = np.float32(cap)
+    for row in range(len(x)):
+        for i in range(x.shape[1]):
+            numbers[row, i] = squeezed(x[row, i], cap)
+    return numbers
+
+
 @compiled
 def embed(token_ids, matrix):
     """Row `token_ids[t]` of the embedding matrix [V, D] for every token: [T, D]. A row is one lane of its tile."""
@@ -99,61 +136,115 @@ def rms_norm(x, weight, eps):
 
 
 @compiled
-def rotary_angles(positions, frequencies):
-    """Cosines and sines [T, K/2] of the angles `position * frequency` that rotary embedding turns by."""
+def layer_norm(x, weight, bias, eps):
+    """Shift every row of [T, D] to a mean of zero and scale it to a variance of one; then times weight, plus bias."""
+    normed = np.empty_like(x)
+    rows, hidden = x.shape
+    lanes = np.empty(LANES, np.float32)
+    for row in range(rows):
+        mean = _sum_of_row(x, row, np.float32(0), lanes, False) / np.float32(hidden)
+        variance = _sum_of_row(x, row, mean, lanes, True) / np.float32(hidden)
+        scale = np.float32(1) / np.float32(math.sqrt(variance + np.float32(eps)))
+        for i in range(hidden):
+            normed[row, i] = (x[row, i] - mean) * scale * weight[i] + bias[i]
+    return normed
+
+
+@compiled
+def _sum_of_row(x, row, mean, lanes, squared):
+    """The sum of a row's differences from `mean`, or of their squares, in an order that its length alone fixes."""
+    hidden = x.shape[1]
+    lanes[:] = 0
+    for first in range(0, hidden, LANES):
+        for lane in range(min(LANES, hidden - first)):
+            difference = x[row, first + lane] - mean
+            lanes[lane] += difference * difference if squared else difference
+    return sum_of_lanes(lanes)
+
+
+@compiled
+def rotary_angles(positions, frequencies, magnitude=1.0):
+    """Cosines and sines [T, K/2], times `magnitude`, of the angles `position * frequency` to turn by."""
     cosines = np.empty((len(positions), len(frequencies)), np.float32)
     sines = np.empty_like(cosines)
     for t in range(len(positions)):
         for i in range(len(frequencies)):
             angle = np.float32(positions[t]) * frequencies[i]
-            cosines[t, i] = math.cos(angle)
-            sines[t, i] = math.sin(angle)
+            cosines[t, i] = np.float32(math.cos(angle)) * np.float32(magnitude)
+            sines[t, i] = np.float32(math.sin(angle)) * np.float32(magnitude)
     return cosines, sines
 
 
 @compiled
 def rotate(heads, cosines, sines):
-    """Rotary position embedding: turn pair (i, i + K/2) of every head [T, H, K] by its angle."""
+    """Rotary position embedding: turn pair (i, i + R/2) of every head [T, H, K] by its angle; see `reference`."""
     rotated = np.empty_like(heads)
     tokens, num_heads, head_dim = heads.shape
-    half = head_dim // 2
+    half = cosines.shape[1]
     for t in range(tokens):
         for h in range(num_heads):
             for i in range(half):
                 first, second = heads[t, h, i], heads[t, h, i + half]
                 rotated[t, h, i] = first * cosines[t, i] - second * sines[t, i]
                 rotated[t, h, i + half] = second * cosines[t, i] + first * sines[t, i]
+            for i in range(2 * half, head_dim):
+                rotated[t, h, i] = heads[t, h, i]
     return rotated
+
+
+SILU, GELU = 0, 1  # which activation a gated layer has, for kernels
 
 
 @compiled
 def swiglu(gate, up):
     """The gated activation of the feed-forward layer, `silu(gate) * up`: [T, F] twice -> [T, F]."""
     gated = np.empty_like(gate)
-    _swiglu(gate, up, 0, gated)
+    _gate(gate, up, 0, gated, SILU)
     return gated
 
 
 @compiled
-def swiglu_joined(product, up_start, features):
+def geglu(gate, up):
+    """The same with another curve, `gelu(gate) * up`: [T, F] twice -> [T, F]."""
+    gated = np.empty_like(gate)
+    _gate(gate, up, 0, gated, GELU)
+    return gated
+
+
+@compiled
+def gelu(x):
+    """The activation of a feed-forward layer without a gate: [T, F] -> [T, F]."""
+    return geglu(x, np.ones_like(x))
+
+
+@compiled
+def gated_joined(product, up_start, features, activation):
     """The same of one matrix [T, ...] whose first F columns are the gate, and those from `up_start` on the rest."""
     gated = np.empty((len(product), features), np.float32)
-    _swiglu(product, product, up_start, gated)
+    _gate(product, product, up_start, gated, activation)
     return gated
 
 
 @compiled
-def _swiglu(gate, up, up_start, gated):
+def _gate(gate, up, up_start, gated, activation):
     if len(gate) == 1:  # not worth waking a thread for
-        _swiglu_row(gate, up, up_start, gated, 0)
+        _gate_row(gate, up, up_start, gated, 0, activation)
     else:
-        _swiglu_rows(gate, up, up_start, gated)
+        _gate_rows(gate, up, up_start, gated, activation)
 
 
 @compiled_parallel
-def _swiglu_rows(gate, up, up_start, gated):
+def _gate_rows(gate, up, up_start, gated, activation):
     for row in prange(len(gate)):
+        _gate_row(gate, up, up_start, gated, row, activation)
+
+
+@compiled
+def _gate_row(gate, up, up_start, gated, row, activation):
+    if activation == SILU:
         _swiglu_row(gate, up, up_start, gated, row)
+    else:
+        _geglu_row(gate, up, up_start, gated, row)
 
 
 @compiled
@@ -168,7 +259,30 @@ def _swiglu_row(gate, up, up_start, gated, row):
         gated[row, i] = _silu(gate[row, i]) * up[row, up_start + i]
 
 
+@compiled
+def _geglu_row(gate, up, up_start, gated, row):
+    features = gated.shape[1]
+    whole = features - features % EXP_LANES
+    for first in range(0, whole, EXP_LANES):
+        for lane in range(EXP_LANES):
+            i = first + lane
+            gated[row, i] = _gelu(gate[row, i]) * up[row, up_start + i]
+    for i in range(whole, features):
+        gated[row, i] = _gelu(gate[row, i]) * up[row, up_start + i]
+
+
 @inlined
 def _silu(x):
-    e = exp(-abs(x))  # at most 1: exp of a large number would overflow
-    return x * (np.float32(1) if x >= 0 else e) / (np.float32(1) + e)
+    return _times_sigmoid(x, x)
+
+
+@inlined
+def _gelu(x):
+    """0.5 * x * (1 + tanh(u)) with u = sqrt(2 / pi) * (x + 0.044715 * x^3), which is x * sigmoid(2u)."""
+    return _times_sigmoid(x, np.float32(1.5957691216) * (x + np.float32(0.044715) * x * x * x))
+
+
+@inlined
+def _times_sigmoid(x, y):
+    e = exp(-abs(y))  # at most 1: exp of a large number would overflow
+    return x * (np.float32(1) if y >= 0 else e) / (np.float32(1) + e)

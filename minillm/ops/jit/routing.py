@@ -1,0 +1,30 @@
+"""Which experts a token takes: a few numbers a token, so one plain loop."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from minillm.ops.jit.compiling import compiled
+from minillm.ops.jit.pointwise import exp
+
+
+@compiled
+def choose(scores, count, normalize):
+    """The `count` likeliest of E experts for every token of [T, E], and their shares; see `reference`."""
+    tokens, experts = scores.shape
+    chosen, shares = np.empty((tokens, count), np.int64), np.empty((tokens, count), np.float32)
+    likely = np.empty(experts, np.float32)
+    for t in range(tokens):
+        largest, total = scores[t].max(), np.float32(0)
+        for e in range(experts):
+            likely[e] = exp(scores[t, e] - largest)
+            total += likely[e]
+        taken = np.float32(0)
+        for rank in range(count):
+            best = np.argmax(likely)
+            chosen[t, rank], shares[t, rank] = best, likely[best]
+            taken += likely[best]
+            likely[best] = -1
+        for rank in range(count):
+            shares[t, rank] /= taken if normalize else total
+    return chosen, shares

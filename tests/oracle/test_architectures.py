@@ -1,0 +1,376 @@
+"""Every architecture against transformers: random small models of every shape, fed in any pieces, on both backends.
+
+An architecture is one entry of ARCHITECTURES: its configuration class, and what hypothesis may draw for the fields in
+which it differs from the others, given the sizes that are drawn for all.
+"""
+
+import re
+from dataclasses import replace
+from itertools import pairwise
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+from builders import TINY, random_llama, random_model, storage_for, write_gguf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minillm.batch import Batch, Chunk
+from minillm.checkpoints import open_checkpoint
+from minillm.config import ModelConfig
+from minillm.kv_cache import KVCache
+from minillm.ops import backend
+from minillm.quantization import QuantizedMatrix
+from minillm.roofline import layer_flops
+from minillm.rope import rope_frequencies
+from minillm.transformer import Transformer
+
+TOLERANCE = 2e-5  # of the output's scale
+VOCABULARY = 288
+CONTEXT = 64
+
+booleans = st.booleans()
+seeds = st.integers(0, 2**32 - 1)
+
+
+def fields(**strategies):
+    return st.fixed_dictionaries(
+        {name: s if isinstance(s, st.SearchStrategy) else st.just(s) for name, s in strategies.items()}
+    )
+
+
+def rope(*kinds):
+    """Rotary settings of some kinds, as `rope_parameters`."""
+    original = st.sampled_from([16, 48, 8192])
+    own = {
+        "default": {},
+        "linear": {"factor": st.sampled_from([2.0, 7.5])},
+        "dynamic": {"factor": st.sampled_from([2.0, 7.5])},
+        "llama3": {
+            "factor": st.sampled_from([2.0, 8.0, 32.0]),
+            "low_freq_factor": 1.0,
+            "high_freq_factor": st.sampled_from([2.0, 4.0]),
+            "original_max_position_embeddings": original,
+        },
+        "yarn": {
+            "factor": st.sampled_from([1.0, 4.0, 40.0]),
+            "beta_fast": st.sampled_from([32, 4.0]),
+            "truncate": booleans,
+            "original_max_position_embeddings": original,
+        },
+    }
+    theta = st.sampled_from([100.0, 10_000.0, 500_000.0])
+    return st.one_of(*[fields(rope_type=kind, rope_theta=theta, **own[kind]) for kind in kinds])
+
+
+any_rope = rope("default", "linear", "dynamic", "llama3", "yarn")
+windows = st.sampled_from([1, 2, 7, 16, 40])
+two_ropes = fields(sliding_attention=rope("default"), full_attention=rope("default", "linear"))
+
+
+def layer_types(sizes):
+    kinds, layers = st.sampled_from(["full_attention", "sliding_attention"]), sizes["num_hidden_layers"]
+    return st.lists(kinds, min_size=layers, max_size=layers)
+
+
+def phi3_rope(sizes):
+    """Whole heads or a part of each; the factors of LongRoPE, for short texts and for such as are not computed."""
+    part = st.sampled_from([part for part in (1.0, 0.5, 0.75) if int(sizes["head_dim"] * part) % 2 == 0])
+    theta = {"rope_theta": 10_000.0, "partial_rotary_factor": part}
+    plain = fields(rope_type="default", **theta)
+    factors = st.lists(st.floats(1, 40), min_size=4 * sizes["head_dim"], max_size=4 * sizes["head_dim"])
+    long = fields(rope_type="longrope", **theta, short_factor=factors, long_factor=factors)
+    return plain | long.map(
+        lambda r: (
+            r
+            | {
+                name: r[name][: int(sizes["head_dim"] * r["partial_rotary_factor"]) // 2]
+                for name in ("short_factor", "long_factor")
+            }
+        )
+    )
+
+
+experts = {"num_experts_per_tok": st.integers(1, 3), "num_local_experts": st.integers(3, 5)}
+qwen = {"use_sliding_window": booleans, "sliding_window": windows, "max_window_layers": st.integers(0, 2)}
+gemma = {"query_pre_attn_scalar": st.sampled_from([4, 100]), "attention_bias": booleans, "sliding_window": windows}
+maybe_cap = st.sampled_from([None, 1.0, 5.0])
+ARCHITECTURES = {
+    "llama": (
+        transformers.LlamaConfig,
+        lambda sizes: fields(attention_bias=booleans, mlp_bias=booleans, rope_parameters=any_rope),
+    ),
+    "mistral": (
+        transformers.MistralConfig,
+        lambda sizes: fields(sliding_window=st.none() | windows, rope_parameters=any_rope),
+    ),
+    "qwen2": (transformers.Qwen2Config, lambda sizes: fields(**qwen, rope_parameters=any_rope)),
+    "qwen3": (
+        transformers.Qwen3Config,
+        lambda sizes: fields(**qwen, attention_bias=booleans, rope_parameters=any_rope),
+    ),
+    "gemma3": (
+        transformers.Gemma3TextConfig,
+        lambda sizes: fields(
+            **gemma, rope_parameters=two_ropes, layer_types=layer_types(sizes), final_logit_softcapping=maybe_cap
+        ),
+    ),
+    "phi3": (
+        transformers.Phi3Config,
+        lambda sizes: fields(
+            hidden_size=sizes["num_attention_heads"] * sizes["head_dim"],
+            head_dim=...,
+            sliding_window=st.none() | windows,
+            original_max_position_embeddings=st.sampled_from([CONTEXT, 48]),
+            rope_parameters=phi3_rope(sizes),
+        ),
+    ),
+    "gpt2": (
+        transformers.GPT2Config,
+        lambda sizes: fields(
+            head_dim=...,
+            num_key_value_heads=...,
+            rms_norm_eps=...,
+            layer_norm_epsilon=st.sampled_from([1e-5, 1e-3]),
+            intermediate_size=...,
+            n_inner=st.none() | st.sampled_from([32, 50]),
+        ),
+    ),
+    "gemma2": (
+        transformers.Gemma2Config,
+        lambda sizes: fields(
+            **gemma,
+            rope_parameters=any_rope,
+            layer_types=layer_types(sizes),
+            final_logit_softcapping=maybe_cap,
+            attn_logit_softcapping=maybe_cap,
+        ),
+    ),
+    "qwen3_moe": (
+        transformers.Qwen3MoeConfig,
+        lambda sizes: fields(**experts, norm_topk_prob=booleans, moe_intermediate_size=st.sampled_from([24, 50])),
+    ),
+    "mixtral": (transformers.MixtralConfig, lambda sizes: fields(**experts, sliding_window=st.none() | windows)),
+}
+
+
+@st.composite
+def configurations(draw, name):
+    """A configuration of an architecture, with what real models differ in; head_dim need not be hidden_size / heads."""
+    config_class, own = ARCHITECTURES[name]
+    kv_heads = draw(st.integers(1, 3))
+    heads = kv_heads * draw(st.integers(1, 3))
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": heads * draw(st.sampled_from([8, 13, 32])),  # transformers wants a multiple of heads
+        "intermediate_size": draw(st.sampled_from([32, 50, 96])),
+        "num_hidden_layers": draw(st.integers(1, 3)),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": draw(st.sampled_from([4, 10, 16, 32])),
+        "max_position_embeddings": CONTEXT,
+        "tie_word_embeddings": draw(booleans),
+        "rms_norm_eps": draw(st.sampled_from([1e-6, 1e-5, 1e-3])),
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+    chosen = sizes | draw(own(sizes))
+    return config_class(**{field: value for field, value in chosen.items() if value is not ...})
+
+
+@st.composite
+def texts(draw):
+    """Token ids, and where they are cut: into the chunks of a prompt, and then single tokens, which are decoded."""
+    token_ids = draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=40))
+    cuts = draw(st.sets(st.integers(0, 40), max_size=3))
+    decoded = draw(st.integers(0, 4))
+    cuts |= set(range(len(token_ids) - decoded, len(token_ids)))
+    return token_ids, sorted({0, len(token_ids), *(cut for cut in cuts if 0 < cut < len(token_ids))})
+
+
+block_sizes = st.sampled_from([1, 3, 16, 64])
+
+
+def forward_in_pieces(transformer, token_ids, bounds, block_size):
+    """Logits after every token, the sequence fed piece by piece through blocks in an order of their own."""
+    num_blocks = -(-len(token_ids) // block_size)
+    cache = KVCache(transformer.config, num_blocks + 1, block_size)
+    table = list(range(num_blocks, 0, -1))
+    rows = []
+    for start, stop in pairwise(bounds):
+        batch = Batch.from_chunks([Chunk(token_ids[start:stop], start, table)], block_size)
+        rows.append(transformer.forward(batch, cache, every_token=True))
+    return np.concatenate(rows)
+
+
+def load(path, backend_name):
+    checkpoint = open_checkpoint(path)
+    return Transformer(checkpoint.config, lambda name: checkpoint.tensors[name].read(), backend(backend_name))
+
+
+def saved(folder, model):
+    model.save_pretrained(folder)
+    return folder
+
+
+def logits_of(model, token_ids):
+    with torch.no_grad():
+        return model(torch.tensor([token_ids])).logits[0].numpy()
+
+
+def assert_close(logits, expected):
+    assert np.abs(logits - expected).max() <= TOLERANCE * np.abs(expected).max()
+
+
+@pytest.fixture(params=["numba", "numpy"])
+def backend_name(request):
+    return request.param
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@settings(max_examples=40)
+@given(data=st.data(), seed=seeds, text=texts(), block_size=block_sizes)
+def test_a_random_model_from_a_folder(backend_name, name, tmp_path_factory, data, seed, text, block_size):
+    model = random_model(data.draw(configurations(name)), seed)
+    path = saved(tmp_path_factory.mktemp(name), model)
+    assert_close(forward_in_pieces(load(path, backend_name), *text, block_size), logits_of(model, text[0]))
+
+
+# Settings that a GGUF file can hold: what it has no key for is as in the models that there are.
+SEVEN = {"num_hidden_layers": 7, "sliding_window": 16, "query_pre_attn_scalar": 16, "head_dim": 16}
+LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0, 4.5], "long_factor": [9.0] * 4}
+LONG |= {"partial_rotary_factor": 0.5, "rope_theta": 1e4, "attention_factor": 1.25}
+IN_GGUF = {
+    "llama": {"attention_bias": True, "mlp_bias": True},
+    "mistral": {"sliding_window": None},
+    "qwen2": {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}},
+    "qwen3": {"head_dim": 24, "tie_word_embeddings": True},
+    "gemma3": SEVEN | {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0}}},
+    "gemma2": SEVEN,
+    "phi3": {"rope_parameters": LONG, "original_max_position_embeddings": 48, "sliding_window": 20, "head_dim": ...},
+    "gpt2": {"head_dim": ..., "rms_norm_eps": ..., "num_key_value_heads": ..., "intermediate_size": ..., "n_inner": 96},
+    "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 32, "norm_topk_prob": True, "num_experts_per_tok": 2},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+}
+
+
+@pytest.mark.parametrize("storage", ["F32", "Q8_0"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_gguf_file_holds_the_same_model(name, storage, tmp_path):
+    """The same numbers of the config, and the same tensors, as in the folder that is held against transformers."""
+    own = {"head_dim": 16, "rms_norm_eps": 1e-6, "max_position_embeddings": 64, "pad_token_id": None}
+    chosen = {field: value for field, value in (TINY | own | IN_GGUF[name]).items() if value is not ...}
+    model = random_model(ARCHITECTURES[name][0](**chosen))
+    folder = open_checkpoint(saved(tmp_path / "folder", model))
+    file = open_checkpoint(write_gguf(tmp_path / "model.gguf", model, storage))
+    assert replace(file.config, architecture=folder.config.architecture) == folder.config
+    for name, tensor in folder.tensors.items():
+        expected, found = tensor.read(), file.tensors[name].read()
+        if storage == "F32":
+            np.testing.assert_array_equal(found, expected)
+        else:
+            widened = found.dequantize() if isinstance(found, QuantizedMatrix) else found
+            assert np.abs(widened - expected).max() <= np.abs(expected).max() / 100
+
+
+@settings(max_examples=50)
+@given(
+    storage=st.sampled_from(["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"]),
+    rope_parameters=rope("default", "linear", "llama3"),
+    tied=booleans,
+    text=texts(),
+)
+def test_a_random_llama_from_a_gguf_file(backend_name, tmp_path_factory, storage, rope_parameters, tied, text):
+    model = random_llama(tie_word_embeddings=tied, rope_parameters=rope_parameters)
+    path = write_gguf(tmp_path_factory.mktemp("llama") / "model.gguf", model, storage)
+    with torch.no_grad():  # the oracle is given the weights as the file holds them: rounded to its storage type
+        for parameter in model.parameters():
+            kind = storage_for(parameter.shape, storage)
+            stored = gguf.quants.quantize(parameter.numpy(), kind)
+            parameter.copy_(torch.tensor(gguf.quants.dequantize(stored, kind)))
+    assert_close(forward_in_pieces(load(path, backend_name), *text, block_size=16), logits_of(model, text[0]))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@settings(max_examples=25)
+@given(
+    data=st.data(),
+    seed=seeds,
+    sequences=st.lists(st.tuples(texts(), st.integers(0, 39)), min_size=1, max_size=4),
+)
+def test_the_same_bits_in_any_pieces_and_any_company(name, tmp_path_factory, data, seed, sequences):
+    """A batch of sequences in mid-course, each at its own place, against each fed alone and at once."""
+    path = saved(tmp_path_factory.mktemp(name), random_model(data.draw(configurations(name)), seed))
+    check_same_bits(load(path, "numba"), sequences)
+
+
+@pytest.mark.parametrize("storage", ["BF16", "Q8_0", "Q4_0", "Q4_1"])
+@settings(max_examples=15)
+@given(data=st.data(), sequences=st.lists(st.tuples(texts(), st.integers(0, 39)), min_size=1, max_size=4))
+def test_the_same_bits_whatever_weights_are_stored_as(storage, tmp_path_factory, data, sequences):
+    model = random_model(data.draw(configurations("llama")))
+    check_same_bits(load(write_gguf(tmp_path_factory.mktemp("llama") / "m.gguf", model, storage), "numba"), sequences)
+
+
+@settings(max_examples=15)
+@given(data=st.data(), sequences=st.lists(st.tuples(texts(), st.integers(0, 39)), min_size=1, max_size=4))
+def test_the_same_bits_where_layers_keep_different_bits(tmp_path_factory, data, sequences):
+    """As in files that keep more bits of some layers: the fused pass goes from one kind to the next."""
+    model = random_model(data.draw(configurations("qwen2")))
+    folder = tmp_path_factory.mktemp("qwen2")
+    files = [open_checkpoint(write_gguf(folder / f"{kind}.gguf", model, kind)) for kind in ("Q8_0", "Q4_1")]
+
+    def read(name):
+        layer = int(name.split(".")[1]) if name.startswith("layers.") else 0
+        return files[layer % 2].tensors[name].read()
+
+    transformer = Transformer(files[0].config, read, backend("numba"))
+    assert transformer.fused_layers
+    check_same_bits(transformer, sequences)
+
+
+def check_same_bits(transformer, sequences):
+    block_size = 8
+    cache = KVCache(transformer.config, 5 * len(sequences), block_size)
+    chunks, expected = [], []
+    for row, ((token_ids, bounds), start) in enumerate(sequences):
+        table = list(range(row, 5 * len(sequences), len(sequences)))
+        start %= len(token_ids)
+        if start:  # the part before, on its own
+            transformer.forward(Batch.from_chunks([Chunk(token_ids[:start], 0, table)], block_size), cache)
+        chunks.append(Chunk(token_ids[start:], start, table))
+        alone = forward_in_pieces(transformer, token_ids, [0, len(token_ids)], block_size=64)
+        np.testing.assert_array_equal(forward_in_pieces(transformer, token_ids, bounds, block_size), alone)
+        expected.append(alone[-1])
+    together = transformer.forward(Batch.from_chunks(chunks, block_size), cache)
+    np.testing.assert_array_equal(together, np.stack(expected))
+    watched = transformer.forward(Batch.from_chunks(chunks, block_size), cache, probe=lambda name, value: None)
+    np.testing.assert_array_equal(watched, together)  # a probe makes the readable pass run, not the fused one
+
+
+@settings(max_examples=150)
+@given(rope_parameters=any_rope, head_dim=st.sampled_from([4, 10, 64, 128]))
+def test_rotary_frequencies(rope_parameters, head_dim, tmp_path_factory):
+    model = random_llama(rope_parameters=rope_parameters, head_dim=head_dim, num_hidden_layers=1)
+    config = open_checkpoint(saved(tmp_path_factory.mktemp("llama"), model)).config
+    theirs = model.model.rotary_emb
+    frequencies = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+    np.testing.assert_allclose(frequencies, theirs.inv_freq.numpy(), rtol=1e-6)
+    magnitude = config.rope_scaling.magnitude if config.rope_scaling else 1.0
+    np.testing.assert_allclose(magnitude, theirs.attention_scaling, rtol=1e-12)
+
+
+def test_a_mixture_costs_what_the_experts_cost_that_a_token_takes():
+    config = ModelConfig(
+        "mixtral", 50, 16, 24, 2, 2, 1, 8, 64, num_experts=6, experts_per_token=2, tie_embeddings=True, output_bias=True
+    )
+    numbers = {name: int(np.prod(shape)) for name, shape in config.tensor_shapes().items()}
+    met = {name: size for name, size in numbers.items() if not re.search(r"experts\.[2-5]\.", name)}
+    shapes = config.tensor_shapes()
+    transformer = Transformer(config, lambda name: np.zeros(shapes[name], np.float32), backend("numpy"))
+    assert transformer.weight_bytes == 4 * sum(met.values())
+    products = [size for name, size in met.items() if name.startswith("layers.") and len(shapes[name]) == 2]
+    assert layer_flops(config) == 2 * sum(products)
