@@ -106,7 +106,7 @@ def test_a_random_llama_from_a_folder(backend_name, tmp_path_factory, shape, see
 
 @settings(max_examples=80)
 @given(
-    storage=st.sampled_from(["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"]),
+    storage=st.sampled_from(["F32", "F16", "BF16", "Q8_0", "Q5_0", "Q4_0", "Q4_1"]),
     rope=rope_parameters(),
     tied=st.booleans(),
     token_ids=token_lists,
@@ -122,6 +122,29 @@ def test_a_random_llama_from_a_gguf_file(backend_name, tmp_path_factory, storage
         expected = model(torch.tensor([token_ids])).logits[0].numpy()
     logits = forward_in_chunks(load(path, backend_name), token_ids, cuts, block_size=16)
     assert np.abs(logits - expected).max() <= TOLERANCE * np.abs(expected).max()
+
+
+@settings(max_examples=40)
+@given(
+    storage=st.sampled_from(["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "TQ1_0", "TQ2_0"]),
+    seed=st.integers(0, 1000),
+    token_ids=token_lists,
+    cuts=st.lists(st.integers(0, 100), max_size=4),
+)
+def test_a_random_llama_of_super_blocks(backend_name, tmp_path_factory, storage, seed, token_ids, cuts):
+    """Rows of 256, for every matrix to be of the type: its numbers, and the same bits in chunks as at once."""
+    model = random_llama(seed, hidden_size=256, intermediate_size=256)
+    path = write_gguf(tmp_path_factory.mktemp("llama") / "model.gguf", model, storage)
+    checkpoint = open_checkpoint(path)
+    assert {tensor.storage.name for tensor in checkpoint.tensors.values()} == {"F32", storage}
+    round_weights(model, checkpoint)
+    with torch.no_grad():
+        expected = model(torch.tensor([token_ids])).logits[0].numpy()
+    transformer = load(path, backend_name)
+    logits = forward_in_chunks(transformer, token_ids, cuts, block_size=16)
+    assert np.abs(logits - expected).max() <= TOLERANCE * np.abs(expected).max()
+    if backend_name == "numba":
+        np.testing.assert_array_equal(forward_in_chunks(transformer, token_ids, [], block_size=64), logits)
 
 
 def round_weights(model, checkpoint):
@@ -157,7 +180,7 @@ def round_weights(model, checkpoint):
     shape=llama_shapes(),
     sequences=st.lists(st.tuples(token_lists, st.integers(0, 39)), min_size=1, max_size=4),
     cuts=st.lists(st.integers(0, 100), max_size=4),
-    storage=st.sampled_from(["F32", "BF16", "Q8_0", "Q4_0", "Q4_1"]),
+    storage=st.sampled_from(["F32", "BF16", "Q8_0", "Q5_0", "Q4_0", "Q4_1"]),
 )
 def test_the_same_bits_in_any_chunks_and_any_company(tmp_path_factory, shape, sequences, cuts, storage):
     """A batch of sequences in mid-course, each at its own place, against each fed alone and at once."""
