@@ -402,6 +402,7 @@ def test_tokenizers_that_are_not_implemented(fields, words):
         ({"scores": None}, "'tokenizer.ggml.scores' is missing"),
         ({"scores": [0.0] * 5}, "has 5 entries for 261 tokens"),
         ({"scores": [0.0] * 260 + [float("nan")]}, "is nan for token 260, wanted a finite number"),
+        ({"tokens": [*(t for t, _, _ in SMALL[:-1]), "a" * 1001]}, "token 260 has 1,001 characters, wanted 1,000"),
         ({"scores": [0] * 261}, "holds 0 at index 0, wanted float"),
         ({"add_space_prefix": 1}, r"is 1 \(int\), wanted bool"),
         ({"bos_token_id": None}, "add_bos_token' is true for this kind of tokenizer unless it says otherwise, but"),

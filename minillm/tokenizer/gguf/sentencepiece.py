@@ -19,6 +19,7 @@ from tokenizers import AddedToken, decoders, models, normalizers
 from minillm.tokenizer.gguf.fields import GGUFTokenizerFields, TokenType
 
 SPACE = "▁"
+LONGEST_TOKEN = 1_000  # characters; those of real vocabularies have a tenth. Every place to cut one is tried
 BYTE_TOKENS = {f"<0x{byte:02X}>" for byte in range(256)}
 
 
@@ -67,6 +68,10 @@ def _scores(fields: GGUFTokenizerFields) -> dict[str, float]:
     if not all(map(math.isfinite, scores)):
         index = next(index for index, score in enumerate(scores) if not math.isfinite(score))
         raise fields.wrong(field, f"is {scores[index]} for token {index:,}, wanted a finite number")
+    longest = max(fields.vocabulary, key=len)
+    if len(longest) > LONGEST_TOKEN:
+        where = f"token {fields.vocabulary[longest]:,} has {len(longest):,} characters"
+        raise fields.wrong("tokenizer.ggml.tokens", f"{where}, wanted {LONGEST_TOKEN:,} or fewer")
     tokens = zip(fields.vocabulary, scores, fields.token_types, strict=True)
     return {token: score for token, score, kind in tokens if kind == TokenType.NORMAL}
 
