@@ -72,6 +72,13 @@ GPT2_NAMES = {
 }
 
 
+# Types that the gguf package reads but does not write -> where in a block's bytes its float16 numbers stand.
+ONLY_READ = {
+    **{"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)},
+    **{"IQ4_NL": (0,), "IQ4_XS": (0,)},
+}
+
+
 def random_model(config: transformers.PreTrainedConfig, seed: int = 0) -> transformers.PreTrainedModel:
     """The causal language model of a configuration, in float32, whose every parameter is random, biases and norms too.
 
@@ -123,7 +130,8 @@ def write_gguf(
 ) -> Path:
     """Write `model` as llama.cpp's converter would: its keys, its names, its order and arrangement of weights.
 
-    Matrices are stored as `storage` where their rows are whole blocks of it, else, like vectors, as F32.
+    Matrices are stored as `storage` where their rows are whole blocks of it, else, like vectors, as F32. Of a type in
+    `ONLY_READ` they hold `random_blocks` instead of the model's numbers.
     `edit` may change the writer's `kv_data[0]` and `tensors[0]` just before they are written.
     """
     config = model.config
@@ -144,7 +152,11 @@ def write_gguf(
         _add_tokenizer(writer)
     for name, values in _gguf_tensors(model):
         kind = storage_for(values.shape, storage)
-        writer.add_tensor(name, gguf.quants.quantize(np.ascontiguousarray(values), kind), raw_dtype=kind)
+        if kind.name in ONLY_READ:
+            stored = random_blocks(kind, values.shape, np.random.default_rng(len(writer.tensors[0])))
+        else:
+            stored = gguf.quants.quantize(np.ascontiguousarray(values), kind)
+        writer.add_tensor(name, stored, raw_dtype=kind)
     edit(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -220,6 +232,16 @@ def storage_for(shape: tuple[int, ...], storage: str) -> GGMLQuantizationType:
     kind = GGMLQuantizationType[storage]
     whole_blocks = shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
     return kind if len(shape) >= 2 and whole_blocks else GGMLQuantizationType.F32
+
+
+def random_blocks(kind: GGMLQuantizationType, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """A matrix of a type in `ONLY_READ`, as its bytes, at random but for the scales: those make weights below 1."""
+    block_size, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+    blocks = rng.integers(0, 256, (*shape[:-1], shape[-1] // block_size, num_bytes), np.uint8)
+    for place in ONLY_READ[kind.name]:
+        scales = rng.uniform(-2e-4, 2e-4, (*blocks.shape[:-1], 1)).astype(np.float16)
+        blocks[..., place : place + 2] = scales.view(np.uint8)
+    return blocks.reshape(*shape[:-1], -1)
 
 
 def gguf_name(hf_name: str, model_type: str = "llama") -> str:

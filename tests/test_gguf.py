@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
 import tempfile
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from builders import TINY, random_llama, storage_for, write_gguf, write_hf_folder
+from builders import ONLY_READ, TINY, random_blocks, random_llama, storage_for, write_gguf, write_hf_folder
 from gguf import GGMLQuantizationType, GGUFValue, GGUFValueType
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -49,7 +50,10 @@ def test_tensors_equal_the_gguf_packages(storage, outer, blocks, alignment, seed
         outer = [*outer, 2][:1]  # a quantized tensor is a matrix
     shape = (*outer, blocks * STORAGE_TYPES[storage].block_size)
     rng = np.random.default_rng(seed)
-    stored = gguf.quants.quantize(rng.normal(size=shape).astype(np.float32), kind)
+    if storage in ONLY_READ:
+        stored = random_blocks(kind, shape, rng)
+    else:
+        stored = gguf.quants.quantize(rng.normal(size=shape).astype(np.float32), kind)
     if any_bits:  # every bit pattern a file may hold: NaN scales, infinities, all codes
         stored = rng.integers(0, 256, stored.nbytes, np.uint8).view(stored.dtype).reshape(stored.shape)
     with np.errstate(all="ignore"):
@@ -64,6 +68,26 @@ def test_tensors_equal_the_gguf_packages(storage, outer, blocks, alignment, seed
         assert tensor.shape == shape
         assert tensor.storage.name == storage
         np.testing.assert_array_equal(numbers(tensor), expected)
+
+
+@pytest.mark.parametrize("storage", sorted(STORAGE_TYPES))
+def test_a_storage_type_tells_what_becomes_of_it(storage):
+    """Nothing is widened to floats that is not floats in the file; the fewer bits a code needs, the fewer it gets."""
+    kind = STORAGE_TYPES[storage]
+    bytes_of_block = kind.block.itemsize
+    assert gguf.GGML_QUANT_SIZES[GGMLQuantizationType[storage]] == (kind.block_size, bytes_of_block)
+    assert kind.bits_stored == 8 * bytes_of_block / kind.block_size
+    with np.errstate(all="ignore"):
+        read = kind.read(np.arange(4 * bytes_of_block, dtype=np.uint8), (2, 2 * kind.block_size))
+    assert isinstance(read, QuantizedMatrix) == kind.is_quantized
+    if kind.is_quantized:
+        lowest, highest = (-8, 7) if read.minimums is None else (0, 15)
+        few = lowest <= read.codes.min() <= read.codes.max() <= highest
+        assert kind.bits == read.bits == (4 if few else 8)
+        assert str(kind) == f"{storage} as {kind.bits}-bit codes"
+    else:
+        assert read.dtype == np.float32
+        assert str(kind) == f"{storage} as float32"
 
 
 def write(writer: gguf.GGUFWriter) -> None:
@@ -158,7 +182,7 @@ def test_default_model_opens_at_once_and_copies_nothing(default_gguf):
             {"rope_type": "linear", "rope_theta": 1e5, "factor": 2.5},
         ]
     ),
-    storage=st.sampled_from(sorted(STORAGE_TYPES)),
+    storage=st.sampled_from(sorted(STORAGE_TYPES.keys() - ONLY_READ)),
 )
 def test_both_formats_hold_the_same_model(layers, heads, head_dim, hidden_size, biases, tied, eps, rope, storage):
     with tempfile.TemporaryDirectory() as folder:
@@ -260,6 +284,11 @@ DAMAGED = {
     r"'k' has elements of type 99": file_bytes([key(b"k", 9, U32(99) + U64(0))]),
     r"'k' has a truth value": file_bytes([key(b"k", 7, b"\2")]),
     r"nested more than 4": file_bytes([key(b"k", 9, NESTED * 5 + U32(0) + U64(0))]),
+    r"'split.count' is 'a', wanted an integer": file_bytes([key(b"split.count", 8, text(b"a"))]),
+    r"'split.no' is missing, wanted an integer": file_bytes([key(b"split.count", 2, b"\3\0")]),
+    r"part 2 of 3 of a split model, but not named ...-00002-of-00003.gguf": file_bytes(
+        [key(b"split.count", 2, b"\3\0"), key(b"split.no", 2, b"\1\0")]
+    ),
     r"metadata 'k' appears twice": file_bytes([key(b"k", 0, b"\1")] * 2),
     r"tensor 'x' appears twice": file_bytes([], [tensor(), tensor(offset=32)]),
     r"'x' has 0 axes": file_bytes([], [tensor(dims=()) + bytes(8)]),
@@ -268,6 +297,7 @@ DAMAGED = {
     r"'x' wants bytes .* but the file ends": file_bytes([], [tensor(dims=(2**63, 2**63, 2**63, 2**63))]),
     r"'x' wants bytes 64..128 but the file ends at 96": file_bytes([], [tensor(dims=(16,))], bytes(32)),
     r"'x' lies at offset 4, wanted a multiple of 32": file_bytes([], [tensor(offset=4)]),
+    r"rows of 640 values, wanted whole blocks of 256 as Q4_K": file_bytes([], [tensor(dims=(640,), kind=12)]),
     r"rows of 33 values, wanted whole blocks of 32 as Q8_0": file_bytes([], [tensor(dims=(33,), kind=8)]),
     r"'y' begins at byte 128, inside tensor 'x'": file_bytes([], [tensor(dims=(9,)), tensor(b"y", offset=32)]),
     r"'general.alignment' is 0": file_bytes([key(b"general.alignment", 4, U32(0))]),
@@ -279,9 +309,9 @@ UNSUPPORTED = {
     r"big-endian": file_bytes(version=3 << 24),
     r"GGUF version 1;": file_bytes(version=1),
     r"GGUF version 4;": file_bytes(version=4),
-    r"tensor 'x' is Q6_K; types that can be read: F32, F16, BF16": file_bytes([], [tensor(dims=(256,), kind=14)]),
+    r"tensor 'x' is IQ2_XXS; types that can be read: F32, F16, BF16": file_bytes([], [tensor(dims=(256,), kind=16)]),
     r"tensor 'x' is type 77, unknown": file_bytes([], [tensor(kind=77)]),
-    r"one of the 3 parts": file_bytes([key(b"split.count", 2, b"\3\0")]),
+    r"a big-endian GGUF file": file_bytes(magic=b"FUGG"),
 }
 
 
@@ -314,6 +344,124 @@ def test_the_same_bytes_without_the_fault_are_read(tmp_path):
     assert file.version == 2
     assert file.metadata == {"k": [True, False], "nested": [[[[5, 6]]]], "empty": []}
     assert {name: t.shape for name, t in file.tensors.items()} == {"x": (2, 4), "y": (4,)}
+
+
+def test_a_big_endian_file_is_refused(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "big.gguf", "llama", endianess=gguf.GGUFEndian.BIG)
+    writer.add_tensor("x", np.ones(4, np.float32))
+    write(writer)
+    with pytest.raises(UnsupportedError, match=r"big.gguf: a big-endian GGUF file; .*gguf-convert-endian"):
+        open_checkpoint(tmp_path / "big.gguf")
+
+
+# ---- split files
+
+
+@pytest.fixture(scope="module")
+def split_model(tmp_path_factory):
+    """A small model in one file, and in the parts that the gguf package's writer makes."""
+    folder, model = tmp_path_factory.mktemp("split"), random_llama()
+    whole = write_gguf(folder / "whole.gguf", model, "Q8_0", with_tokenizer=True)
+    return whole, write_parts(folder / "model.gguf", whole, most=6)
+
+
+def write_parts(path: Path, whole: Path, most: int) -> list[Path]:
+    """Copy a file into parts of at most `most` tensors each."""
+    reader = gguf.GGUFReader(whole)
+    writer = gguf.GGUFWriter(path, "llama", split_max_tensors=most)
+    for field in reader.fields.values():
+        if not field.name.startswith(("GGUF.", "general.architecture")):
+            sub_type = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], sub_type)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    write(writer)
+    return sorted(path.parent.glob(f"{path.stem}-*.gguf"))
+
+
+def test_any_part_of_a_split_model_opens_all(split_model):
+    path, parts = split_model
+    whole = open_checkpoint(path)
+    assert [part.name for part in parts] == [f"model-{n}-of-00004.gguf" for n in ("00001", "00002", "00003", "00004")]
+    for part in parts:
+        checkpoint = open_checkpoint(part)
+        assert checkpoint.config == whole.config
+        assert list(checkpoint.tensors) == list(whole.tensors)
+        for name, tensor in checkpoint.tensors.items():
+            np.testing.assert_array_equal(numbers(tensor), numbers(whole.tensors[name]))
+        assert checkpoint.tokenizer.encode("hello 12") == whole.tokenizer.encode("hello 12")
+        assert read_gguf(part).path == parts[0]
+
+
+@pytest.fixture
+def parts(split_model, tmp_path):
+    return [Path(shutil.copy(part, tmp_path)) for part in split_model[1]]
+
+
+@pytest.mark.parametrize("opened", [0, 2])
+def test_missing_parts_are_named(parts, opened):
+    parts[1].unlink()
+    with pytest.raises(
+        CheckpointError, match=r"00001.*: 1 of the 4 parts .* not beside it: model-00002-of-00004.gguf$"
+    ):
+        open_checkpoint(parts[0])
+    parts[3].unlink()
+    message = (
+        r": 2 of the 4 parts of the model are not beside it: model-00002-of-00004.gguf, model-00004-of-00004.gguf$"
+    )
+    with pytest.raises(CheckpointError, match=parts[opened].name + message):
+        open_checkpoint(parts[opened])
+
+
+def test_parts_that_were_renamed_are_told(parts, tmp_path):
+    swap = parts[1].rename(tmp_path / "aside")
+    parts[2].rename(parts[1])
+    swap.rename(parts[2])
+    with pytest.raises(CheckpointError, match=r"00002-of-00004.gguf: is named part 2, but its metadata .* part 3"):
+        open_checkpoint(parts[0])
+    with pytest.raises(CheckpointError, match=r"00003-of-00004.gguf: is named part 3 of 4, but .* part 2 of 4"):
+        open_checkpoint(parts[2])
+    with pytest.raises(CheckpointError, match=r"other.gguf: is part 4 of 4 of a split model, but not named"):
+        open_checkpoint(parts[3].rename(tmp_path / "other.gguf"))
+
+
+def test_parts_of_another_model_are_told(split_model, parts, tmp_path):
+    _, several = split_model
+    others = write_parts(tmp_path / "other.gguf", split_model[0], most=7)  # of as many tensors, otherwise divided
+    assert len(others) == 3
+    shutil.copy(others[1], parts[1])
+    with pytest.raises(CheckpointError, match=r"00002-of-00004.gguf: metadata 'split.count' is 3, but 4 in the first"):
+        open_checkpoint(parts[0])
+    shutil.copy(several[0], parts[1])
+    with pytest.raises(CheckpointError, match=r"00002-of-00004.gguf: is named part 2, but its metadata .* part 1"):
+        open_checkpoint(parts[0])
+
+
+def set_u16(path: Path, name: bytes, value: int) -> None:
+    content = path.read_bytes()
+    place = content.index(name) + len(name) + 4
+    path.write_bytes(content[:place] + struct.pack("<H", value) + content[place + 2 :])
+
+
+def test_parts_that_hold_the_wrong_tensors_are_told(parts):
+    shutil.copy(parts[1], parts[2])
+    set_u16(parts[2], b"split.no", 2)
+    with pytest.raises(CheckpointError, match=r"00003-of-00004.gguf: tensor '.*' is in an earlier part, too"):
+        open_checkpoint(parts[0])
+
+
+def test_parts_with_too_few_tensors_are_told(parts):
+    for part in parts:
+        set_u16(part, b"split.tensors.count", 22)
+    with pytest.raises(
+        CheckpointError, match=r"the 4 parts hold 21 tensors, but metadata 'split.tensors.count' says 22"
+    ):
+        open_checkpoint(parts[3])
+
+
+def test_a_file_that_is_its_only_part_is_whole(tmp_path):
+    (tmp_path / "one.gguf").write_bytes(file_bytes([key(b"split.count", 2, b"\1\0")], [tensor()]))
+    assert list(read_gguf(tmp_path / "one.gguf").tensors) == ["x"]
 
 
 def test_absent_file_is_refused(tmp_path):

@@ -29,16 +29,13 @@ def randoms(seed, *shapes):
     return [rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
 
 
-def quantized(seed, outputs, blocks, block_size, with_minimum, bits=None):
+def quantized(seed, outputs, blocks, block_size, with_minimum, bits=None, scale_type=np.float32):
     rng = np.random.default_rng(seed)
     bits = bits or int(rng.choice([4, 8]))
     low, high = (-128, 128) if bits == 8 else (0, 16) if with_minimum else (-8, 8)
-    return QuantizedMatrix(
-        rng.integers(low, high, (outputs, blocks, block_size), dtype=np.int8),
-        rng.standard_normal((outputs, blocks), dtype=np.float32),
-        rng.standard_normal((outputs, blocks), dtype=np.float32) if with_minimum else None,
-        bits,
-    )
+    scales, minimums = rng.standard_normal((2, outputs, blocks), np.float32).astype(scale_type).astype(np.float32)
+    codes = rng.integers(low, high, (outputs, blocks, block_size), dtype=np.int8)
+    return QuantizedMatrix(codes, scales, minimums if with_minimum else None, bits)
 
 
 def as_bfloat16(values):
@@ -109,7 +106,7 @@ def test_linear(ops, seed, rows, outputs, inputs, has_bias):
     rows=st.integers(1, 9),
     outputs=sizes,
     blocks=st.integers(1, 5),
-    block_size=st.sampled_from([16, 32]),
+    block_size=st.sampled_from([8, 16, 32, 256]),
     with_minimum=st.booleans(),
 )
 def test_linear_with_quantized_weights(ops, seed, rows, outputs, blocks, block_size, with_minimum):
@@ -395,16 +392,29 @@ def test_numbers_half_way_between_two_float16_go_to_the_even_one(sign, bits, ste
 # --- the same bits ------------------------------------------------------------------------------------------------
 
 
-FORMS = ["float32", "bfloat16", "8 bits", "8 bits, minimum", "4 bits", "4 bits, minimum"]
+# Integer codes, as the types of files become them: (bits, with minimums, block size, what scales are exact in).
+CODES = {
+    "Q8_0, Q5_0, IQ4_NL": (8, False, 32, np.float16),
+    "Q5_1": (8, True, 32, np.float16),
+    "Q4_0": (4, False, 32, np.float16),
+    "Q4_1": (4, True, 32, np.float16),
+    "TQ1_0, TQ2_0": (4, False, 256, np.float16),
+    "Q2_K": (4, True, 16, np.float32),
+    "Q3_K": (4, False, 16, np.float32),
+    "Q4_K": (4, True, 32, np.float32),
+    "Q5_K": (8, True, 32, np.float32),
+    "Q6_K": (8, False, 16, np.float32),
+    "IQ4_XS": (8, False, 32, np.float32),
+}
+FORMS = ["float32", "bfloat16", *CODES]
 
 
 def weights_of(form, seed, outputs, blocks):
+    if form in CODES:
+        bits, with_minimum, block_size, scale_type = CODES[form]
+        return quantized(seed, outputs, blocks, block_size, with_minimum, bits, scale_type)
     (plain,) = randoms(seed, (outputs, blocks * 32))
-    if form == "float32":
-        return plain
-    if form == "bfloat16":
-        return as_bfloat16(plain)
-    return quantized(seed, outputs, blocks, 32, form.endswith("minimum"), int(form[0]))
+    return plain if form == "float32" else as_bfloat16(plain)
 
 
 @given(seed=seeds, outputs=sizes, blocks=st.integers(1, 4), form=st.sampled_from(FORMS))
@@ -413,14 +423,29 @@ def test_weights_of_every_form_come_back_and_stay_small(seed, outputs, blocks, f
     matrix = jit.as_matrix(weights)
     expected = weights.dequantize() if isinstance(weights, QuantizedMatrix) else weights
     np.testing.assert_array_equal(jit.dequantize(matrix), expected)
-    bits = {"float32": 32, "bfloat16": 16}.get(form) or int(form[0])
-    assert matrix.codes.nbytes * 8 == -(-outputs // 64) * 64 * blocks * 32 * bits
+    bits = {"float32": 32, "bfloat16": 16}.get(form) or CODES[form][0]
+    padded_outputs = -(-outputs // 64) * 64
+    assert matrix.codes.nbytes * 8 == padded_outputs * weights.shape[1] * bits
+    if form in CODES:
+        bytes_of_one = padded_outputs * blocks * np.dtype(CODES[form][3]).itemsize
+        assert matrix.scales.nbytes == bytes_of_one
+        assert matrix.minimums.nbytes == (bytes_of_one if CODES[form][1] else 0)
+
+
+@given(seed=seeds, in_minimums=st.booleans())
+def test_scales_and_minimums_are_halves_both_or_neither(seed, in_minimums):
+    """So that there are fewer kinds of kernels to compile."""
+    halves = quantized(seed, 5, 3, 32, True, 4, np.float16)
+    (halves.minimums if in_minimums else halves.scales)[2, 1] = 1 + 2**-20  # float16 has no such number
+    matrix = jit.as_matrix(halves)
+    assert matrix.scales.dtype == matrix.minimums.dtype == np.float32
+    np.testing.assert_array_equal(jit.dequantize(matrix), halves.dequantize())
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_neighbours_are_multiplied_with_as_one(form):
-    (x,) = randoms(1, (3, 64))
     parts = [weights_of(form, seed, outputs, 2) for seed, outputs in enumerate((70, 64, 3))]
+    (x,) = randoms(1, (3, parts[0].shape[1]))
     matrices = jit.as_matrices(parts)
     together = jit.linear(x, joined(matrices))
     start = 0
@@ -482,8 +507,8 @@ many = st.integers(2, 23) | st.sampled_from([63, 64, 65, 130])  # rows: few, and
 
 @given(seed=seeds, rows=many, outputs=sizes, blocks=st.integers(1, 6), form=st.sampled_from(FORMS))
 def test_a_row_alone_and_among_others_has_the_same_bits(seed, rows, outputs, blocks, form):
-    (x,) = randoms(seed, (rows, blocks * 32))
     matrix = jit.as_matrix(weights_of(form, seed, outputs, blocks))
+    (x,) = randoms(seed, (rows, matrix.num_inputs))
     together = jit.linear(x, matrix)
     for row in range(rows):
         np.testing.assert_array_equal(jit.linear(x[row : row + 1], matrix)[0], together[row])

@@ -1,15 +1,17 @@
 """Rounding weights to few bits: how far off a weight may be, and what is exact."""
 
 import math
+import warnings
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from builders import random_llama, write_gguf, write_hf_folder
+from builders import ONLY_READ, random_llama, write_gguf, write_hf_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minillm import LLM, CheckpointError, SamplingParams
+from minillm.checkpoints import open_checkpoint
 from minillm.ops import backend, jit
 from minillm.quantization import CHUNK, QuantizedMatrix, quantize
 
@@ -183,6 +185,28 @@ def test_a_file_with_a_scale_that_is_no_number_is_refused(tmp_path, bad):
     message = rf"broken.gguf: tensor 'blk.1.ffn_up.weight' .* scale of row 0, block 0 is {bad}"
     with pytest.raises(CheckpointError, match=message):
         LLM(path)
+
+
+@pytest.mark.parametrize("storage", ONLY_READ)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_damaged_scale_of_a_super_block_is_refused_without_another_word(tmp_path, storage, bad):
+    """Whatever it is multiplied with: no warning of NumPy's comes first."""
+
+    def break_a_scale(writer):
+        tensor = writer.tensors[0]["blk.0.ffn_up.weight"].tensor
+        place = ONLY_READ[storage][-1]
+        tensor.reshape(-1)[place : place + 2] = np.array([bad], np.float16).view(np.uint8)
+
+    model = random_llama(hidden_size=256, intermediate_size=256)
+    tensor = open_checkpoint(write_gguf(tmp_path / "broken.gguf", model, storage, edit=break_a_scale)).tensors[
+        "layers.0.mlp.up.weight"
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        matrix = tensor.read()
+        kind = "minimum" if len(ONLY_READ[storage]) == 2 else "scale"
+        with pytest.raises(ValueError, match=rf"the {kind} of row 0, block 0 is -?(nan|inf), wanted finite"):
+            matrix.check_scales()
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])

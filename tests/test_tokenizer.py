@@ -576,9 +576,10 @@ def test_pre_tokenizers(pre, text):
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
-        ("model", "llama", "'llama'; supported: gpt2"),
+        ("model", "llama-2", "'llama-2'; supported: gpt2"),
         ("model", None, "missing; supported: gpt2"),
-        ("pre", "qwen2", "'qwen2'; supported: gpt-2, smollm"),
+        ("pre", "qwen1", "'qwen1'; supported: command-r, "),
+        ("pre", None, "missing; supported: command-r, "),
         ("add_space_prefix", True, "byte-level"),
     ],
 )

@@ -122,7 +122,7 @@ class Checkpoint:
 
     def __repr__(self):
         size = sum(tensor.data.nbytes for tensor in self.tensors.values())
-        kinds = "/".join(sorted({tensor.storage.name for tensor in self.tensors.values()}))
+        kinds = ", ".join(sorted({str(tensor.storage) for tensor in self.tensors.values()}))
         return (
             f"Checkpoint({self.path.name}: {self.config.architecture}, {self.config.num_layers} layers, "
             f"{len(self.tensors)} tensors, {kinds}, {size / 1e6:.1f} MB)"

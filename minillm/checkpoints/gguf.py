@@ -15,8 +15,16 @@
     | the tensors' bytes, each beginning at a multiple of alignment |
     +---------------------------------------------------------------+
 
-Numbers are little-endian. A string is its length in bytes (u64), then UTF-8. An array is the type of its
-elements (u32), their number (u64), then the elements. Axes are listed innermost first: the reverse of NumPy.
+Numbers are little-endian here; big-endian files are refused. A string is its length in bytes (u64), then UTF-8. An
+array is the type of its elements (u32), their number (u64), then the elements. Axes are listed innermost first: the
+reverse of NumPy.
+
+A large model may be split: `model-00001-of-00003.gguf` and so on, each a whole GGUF file with some of the tensors. All
+metadata is in the first; the others have just the keys that say which part they are.
+
+    split.no              0, 1, 2: one less than the number in the name
+    split.count           3
+    split.tensors.count   of all parts together
 
 The file is mapped, not read, and nothing in it is believed: every length, count and offset is held against the
 bytes that are really there before it is used, so a damaged file costs an error message and no memory.
@@ -28,38 +36,24 @@ from __future__ import annotations
 
 import itertools
 import math
-import struct
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from minillm.checkpoints.checkpoint import StoredTensor, map_file
+from minillm.checkpoints.checkpoint import StoredTensor
+from minillm.checkpoints.gguf_cursor import Cursor
 from minillm.errors import CheckpointError, UnsupportedError
 from minillm.quantization import STORAGE_TYPES
 
 VERSIONS = (2, 3)  # 3 only added big-endian files; 1 had 32-bit counts
 MAX_AXES = 4
-MAX_NESTING = 4  # arrays in arrays; real files have none
 DEFAULT_ALIGNMENT = 32
+PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
+PART, PARTS, TENSORS_OF_ALL = "split.no", "split.count", "split.tensors.count"
 
-# Types of metadata values.
-SCALARS = {  # number in the file -> layout
-    0: struct.Struct("<B"),
-    1: struct.Struct("<b"),
-    2: struct.Struct("<H"),
-    3: struct.Struct("<h"),
-    4: struct.Struct("<I"),
-    5: struct.Struct("<i"),
-    6: struct.Struct("<f"),
-    10: struct.Struct("<Q"),
-    11: struct.Struct("<q"),
-    12: struct.Struct("<d"),
-}
-BOOL, STRING, ARRAY = 7, 8, 9
-# What a value takes at the least: an element type and a count for an array, a length for a string.
-SMALLEST_VALUE = {kind: layout.size for kind, layout in SCALARS.items()} | {BOOL: 1, STRING: 8, ARRAY: 12}
 SMALLEST_METADATA = 8 + 4 + 1  # an empty key, its type, one byte
 SMALLEST_TENSOR = 8 + 4 + 8 + 4 + 8  # an empty name, one axis, type and offset
 
@@ -75,7 +69,10 @@ TENSOR_TYPES = {
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """A parsed file: metadata as plain Python values (lists for arrays), and its tensors under its own names."""
+    """A parsed file: metadata as plain Python values (lists for arrays), and its tensors under its own names.
+
+    Of a split model `path`, `version` and `metadata` are the first part's, `tensors` those of all parts.
+    """
 
     path: Path
     version: int
@@ -84,32 +81,102 @@ class GGUFFile:
 
 
 def read_gguf(path: Path) -> GGUFFile:
-    """Parse a GGUF file's header; the tensors' bytes stay where they are.
+    """Parse a GGUF file's header, or the headers of all parts of a split one, whichever part `path` is.
+
+    The tensors' bytes stay where they are.
 
     Raises
     ------
-    CheckpointError when the file is damaged. UnsupportedError for another version, for a big-endian file, for a
-    part of a split file, and for tensor types that cannot be read.
+    CheckpointError when the file is damaged, or parts are missing or do not belong together. UnsupportedError for
+    another version, for a big-endian file, and for tensor types that cannot be read.
     """
-    cursor = _Cursor(path)
+    file = _read_file(path)
+    if _split_field(file, PARTS, default=1) in (0, 1):
+        return file
+    return _join([file if part == path else _read_file(part) for part in _part_paths(file)])
+
+
+def _read_file(path: Path) -> GGUFFile:
+    cursor = Cursor(path)
     version, num_tensors, num_keys = _read_header(cursor)
     metadata = _read_metadata(cursor, num_keys)
-    if metadata.get("split.count", 0) not in (0, 1):
-        raise UnsupportedError(
-            f"{path}: one of the {metadata['split.count']} parts of a split model; "
-            "merge them first (llama.cpp: llama-gguf-split --merge)"
-        )
     tensors = _read_tensors(cursor, num_tensors, _alignment(metadata, path))
     return GGUFFile(path, version, metadata, tensors)
 
 
-def _read_header(cursor: _Cursor) -> tuple[int, int, int]:
+def _split_field(file: GGUFFile, key: str, default: int | None = None) -> int:
+    value = file.metadata.get(key, default)
+    if type(value) is not int or value < 0:
+        found = "missing" if value is None else f"{value!r:.60}"
+        raise CheckpointError(f"{file.path}: metadata {key!r} is {found}, wanted an integer from 0 up")
+    return value
+
+
+def _part_paths(file: GGUFFile) -> list[Path]:
+    """Where all parts are, by the name of one; CheckpointError unless they are there."""
+    number, count = _split_field(file, PART) + 1, _split_field(file, PARTS)
+    name = PART_NAME.fullmatch(file.path.name)
+    if name is None:
+        raise CheckpointError(
+            f"{file.path}: is part {number} of {count} of a split model, but not named ...-{number:05d}-of-{count:05d}"
+            ".gguf, so the others cannot be found; give all parts their names back"
+        )
+    if (int(name[2]), int(name[3])) != (number, count):
+        raise CheckpointError(
+            f"{file.path}: is named part {int(name[2])} of {int(name[3])}, but its metadata says that it is part "
+            f"{number} of {count}; give all parts their names back"
+        )
+    paths = [file.path.with_name(f"{name[1]}-{part:05d}-of-{count:05d}.gguf") for part in range(1, count + 1)]
+    if missing := [path.name for path in paths if not path.is_file()]:
+        raise CheckpointError(
+            f"{file.path}: {len(missing)} of the {count} parts of the model are not beside it: "
+            f"{', '.join(missing[:3])}{', ...' if missing[3:] else ''}"
+        )
+    return paths
+
+
+def _join(parts: list[GGUFFile]) -> GGUFFile:
+    """All parts, in order, as one file; CheckpointError unless they say that they belong together."""
+    first = parts[0]
+    tensors: dict[str, StoredTensor] = {}
+    for index, part in enumerate(parts):
+        _check_part(part, index, first)
+        for name, tensor in part.tensors.items():
+            if name in tensors:
+                raise CheckpointError(f"{part.path}: tensor {name!r} is in an earlier part, too")
+            tensors[name] = tensor
+    if len(tensors) != (wanted := _split_field(first, TENSORS_OF_ALL)):
+        raise CheckpointError(
+            f"{first.path}: the {len(parts)} parts hold {len(tensors):,} tensors, but metadata {TENSORS_OF_ALL!r} says "
+            f"{wanted:,}"
+        )
+    return GGUFFile(first.path, first.version, first.metadata, tensors)
+
+
+def _check_part(part: GGUFFile, index: int, first: GGUFFile) -> None:
+    if (found := _split_field(part, PART)) != index:
+        raise CheckpointError(
+            f"{part.path}: is named part {index + 1}, but its metadata says that it is part {found + 1}; give all "
+            "parts their names back"
+        )
+    for key, value in part.metadata.items():
+        if key != PART and key != "general.alignment" and first.metadata.get(key) != value:
+            raise CheckpointError(
+                f"{part.path}: metadata {key!r} is {value!r:.60}, but {first.metadata.get(key)!r:.60} in the first "
+                "part; they are not of one model"
+            )
+
+
+def _read_header(cursor: Cursor) -> tuple[int, int, int]:
     """The version, the number of tensors, and the number of metadata keys."""
-    if cursor.take(4) != b"GGUF":
+    magic = cursor.take(4)
+    if magic == b"FUGG":
+        raise _big_endian(cursor.path)
+    if magic != b"GGUF":
         raise CheckpointError(f"{cursor.path}: not a GGUF file: it does not begin with 'GGUF'")
     version = cursor.unsigned32()
     if int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS:
-        raise UnsupportedError(f"{cursor.path}: a big-endian GGUF file; only little-endian ones can be read")
+        raise _big_endian(cursor.path)
     if version not in VERSIONS:
         raise UnsupportedError(f"{cursor.path}: GGUF version {version}; versions 2 and 3 can be read")
     num_tensors = cursor.count(SMALLEST_TENSOR, "tensors")
@@ -117,7 +184,14 @@ def _read_header(cursor: _Cursor) -> tuple[int, int, int]:
     return version, num_tensors, num_keys
 
 
-def _read_metadata(cursor: _Cursor, num_keys: int) -> dict[str, Any]:
+def _big_endian(path: Path) -> UnsupportedError:
+    return UnsupportedError(
+        f"{path}: a big-endian GGUF file; only little-endian ones can be read (gguf-convert-endian, of the gguf "
+        "package, makes one of it)"
+    )
+
+
+def _read_metadata(cursor: Cursor, num_keys: int) -> dict[str, Any]:
     metadata: dict[str, Any] = {}
     for index in range(num_keys):
         cursor.reading = f"metadata key {index}"
@@ -136,7 +210,7 @@ def _alignment(metadata: dict[str, Any], path: Path) -> int:
     return alignment
 
 
-def _read_tensors(cursor: _Cursor, num_tensors: int, alignment: int) -> dict[str, StoredTensor]:
+def _read_tensors(cursor: Cursor, num_tensors: int, alignment: int) -> dict[str, StoredTensor]:
     entries = [_read_tensor_entry(cursor, index) for index in range(num_tensors)]
     start = -(-cursor.position // alignment) * alignment
     tensors: dict[str, StoredTensor] = {}
@@ -158,7 +232,7 @@ def _read_tensors(cursor: _Cursor, num_tensors: int, alignment: int) -> dict[str
     return tensors
 
 
-def _read_tensor_entry(cursor: _Cursor, index: int) -> tuple[str, tuple[int, ...], str, int]:
+def _read_tensor_entry(cursor: Cursor, index: int) -> tuple[str, tuple[int, ...], str, int]:
     """A tensor's name, its shape (outermost axis first), its type, and its offset from the data's start."""
     cursor.reading = f"tensor {index}"
     name = cursor.string()
@@ -188,109 +262,3 @@ def _check_overlap(extents: list[tuple[int, int, str]], path: Path) -> None:
             raise CheckpointError(
                 f"{path}: tensor {next_name!r} begins at byte {begin:,}, inside tensor {name!r}, which ends at {end:,}"
             )
-
-
-class _Cursor:
-    """A position in the mapped file. Each method reads one thing and moves on, if that many bytes remain."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        self.data = map_file(path)
-        self.size = len(self.data)
-        self.position = 0
-        self.reading = "the header"  # for messages: what the bytes at hand belong to
-
-    def damaged(self, problem: str) -> CheckpointError:
-        return CheckpointError(f"{self.path}: {self.reading} {problem}")
-
-    def truncated(self, wanted: str, found: str) -> CheckpointError:
-        return self.damaged(f"{wanted} but {found} (truncated download? delete the file and fetch it again)")
-
-    def need(self, num_bytes: int) -> None:
-        """Raise CheckpointError unless `num_bytes` remain."""
-        remaining = self.size - self.position
-        if num_bytes > remaining:
-            raise self.truncated(f"wants {num_bytes:,} bytes at byte {self.position:,}", f"only {remaining:,} remain")
-
-    def take(self, num_bytes: int) -> bytes:
-        self.need(num_bytes)
-        self.position += num_bytes
-        return self.data[self.position - num_bytes : self.position]
-
-    def scalar(self, layout: struct.Struct) -> Any:
-        return layout.unpack(self.take(layout.size))[0]
-
-    def unsigned32(self) -> int:
-        return self.scalar(SCALARS[4])
-
-    def unsigned64(self) -> int:
-        return self.scalar(SCALARS[10])
-
-    def count(self, smallest: int, what: str) -> int:
-        """The number of things that follow here or later, each of which takes at least `smallest` bytes."""
-        count = self.unsigned64()
-        if count * smallest > self.size - self.position:
-            raise self.truncated(
-                f"announces {count:,} {what} of at least {smallest} bytes each",
-                f"only {self.size - self.position:,} bytes remain",
-            )
-        return count
-
-    def string(self) -> str:
-        return self.strings(1)[0]
-
-    def strings(self, count: int) -> list[str]:
-        """`count` strings in a row. A vocabulary has 100,000 of them, so this loop is kept tight."""
-        data, size, position = self.data, self.size, self.position
-        read_length = SCALARS[10].unpack_from
-        strings = []
-        for _ in range(count):
-            begin = position + 8
-            if begin > size:
-                self.position = position
-                self.need(8)
-            end = begin + read_length(data, position)[0]
-            if end > size:
-                self.position = begin
-                self.need(end - begin)
-            try:
-                strings.append(str(data[begin:end], "utf-8"))
-            except UnicodeDecodeError as error:
-                raise self.damaged(f"is not UTF-8 at byte {begin + error.start:,}") from None
-            position = end
-        self.position = position
-        return strings
-
-    def value(self, kind: int, nesting: int = 0) -> Any:
-        """One metadata value of a type given by its number."""
-        if kind in SCALARS:
-            return self.scalar(SCALARS[kind])
-        if kind == BOOL:
-            return self.array_of_bools(1)[0]
-        if kind == STRING:
-            return self.string()
-        if kind == ARRAY:
-            return self.array(nesting + 1)
-        raise self.damaged(f"has a value of type {kind:,}, wanted 0 to {max(SMALLEST_VALUE)}")
-
-    def array(self, nesting: int) -> list[Any]:
-        if nesting > MAX_NESTING:
-            raise self.damaged(f"has arrays nested more than {MAX_NESTING} deep")
-        kind = self.unsigned32()
-        if kind not in SMALLEST_VALUE:
-            raise self.damaged(f"has elements of type {kind:,}, wanted 0 to {max(SMALLEST_VALUE)}")
-        count = self.count(SMALLEST_VALUE[kind], "elements")
-        if kind in SCALARS:
-            layout = SCALARS[kind]
-            return np.frombuffer(self.take(count * layout.size), layout.format).tolist()
-        if kind == BOOL:
-            return self.array_of_bools(count)
-        if kind == STRING:
-            return self.strings(count)
-        return [self.array(nesting + 1) for _ in range(count)]
-
-    def array_of_bools(self, count: int) -> list[bool]:
-        values = self.take(count)
-        if values.strip(b"\0\1"):
-            raise self.damaged("has a truth value that is neither 0 nor 1")
-        return [value == 1 for value in values]

@@ -107,7 +107,7 @@ class Tokenizer:
         """Rebuild the tokenizer a GGUF file describes; `where` names the file in errors.
 
         Arrays in `metadata` may be lists or numpy arrays. Raises `TokenizerError` for damaged fields and
-        `UnsupportedError` for tokenizers other than those of `minillm/tokenizer/gguf.py`.
+        `UnsupportedError` for tokenizers other than those of `minillm/tokenizer/gguf`.
         """
         fields = gguf.GGUFTokenizerFields(metadata, where)
         with _backend_errors(where):

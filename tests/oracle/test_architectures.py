@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from builders import TINY, random_llama, random_model, storage_for, write_gguf
+from builders import ONLY_READ, TINY, gguf_name, random_llama, random_model, storage_for, write_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -278,7 +278,7 @@ def test_a_gguf_file_holds_the_same_model(name, storage, tmp_path):
 
 @settings(max_examples=50)
 @given(
-    storage=st.sampled_from(["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"]),
+    storage=st.sampled_from(["F32", "F16", "BF16", "Q8_0", "Q5_0", "Q4_0", "Q4_1"]),
     rope_parameters=rope("default", "linear", "llama3"),
     tied=booleans,
     text=texts(),
@@ -294,6 +294,30 @@ def test_a_random_llama_from_a_gguf_file(backend_name, tmp_path_factory, storage
     assert_close(forward_in_pieces(load(path, backend_name), *text, block_size=16), logits_of(model, text[0]))
 
 
+@settings(max_examples=24)
+@given(storage=st.sampled_from(sorted({*ONLY_READ, "TQ1_0", "TQ2_0"} - {"IQ4_NL"})), seed=seeds, text=texts())
+def test_a_random_llama_of_super_blocks(backend_name, tmp_path_factory, storage, seed, text):
+    """Rows of 256, for every matrix to be of the type. The oracle gets its numbers from the gguf package."""
+    model = random_llama(seed, hidden_size=256, intermediate_size=256)
+    path = write_gguf(tmp_path_factory.mktemp("llama") / "model.gguf", model, storage)
+    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    assert {tensor.tensor_type.name for tensor in stored.values()} == {"F32", storage}
+    heads = {"q_proj": model.config.num_attention_heads, "k_proj": model.config.num_key_value_heads}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            tensor = stored[gguf_name(name)]
+            values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+            if turned := heads.get(name.split(".")[-2]):  # llama.cpp's order, back to transformers'
+                values = values.reshape(turned, -1, 2, values.shape[-1]).swapaxes(1, 2)
+            parameter.copy_(torch.tensor(values.reshape(parameter.shape)))
+    transformer = load(path, backend_name)
+    logits = forward_in_pieces(transformer, *text, block_size=16)
+    assert_close(logits, logits_of(model, text[0]))
+    if backend_name == "numba":
+        at_once = forward_in_pieces(transformer, text[0], [0, len(text[0])], block_size=64)
+        np.testing.assert_array_equal(logits, at_once)
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @settings(max_examples=25)
 @given(
@@ -307,7 +331,7 @@ def test_the_same_bits_in_any_pieces_and_any_company(name, tmp_path_factory, dat
     check_same_bits(load(path, "numba"), sequences)
 
 
-@pytest.mark.parametrize("storage", ["BF16", "Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("storage", ["BF16", "Q8_0", "Q5_0", "Q4_0", "Q4_1"])
 @settings(max_examples=15)
 @given(data=st.data(), sequences=st.lists(st.tuples(texts(), st.integers(0, 39)), min_size=1, max_size=4))
 def test_the_same_bits_whatever_weights_are_stored_as(storage, tmp_path_factory, data, sequences):

@@ -9,7 +9,7 @@ Weights come in four forms, and `weight` reads any of them:
     8 bits      codes from 0 to 255, those of four neighbouring inputs in one word of 32 bits: [O/64, I/Q, Q/4, 64]
     4 bits      codes from 0 to 15, those of eight neighbouring inputs in one word: [O/64, I/Q, Q/8, 64]
 
-Integer codes come with a scale, and perhaps a minimum, per block and output (see `minillm/quantization.py`), in float16
+Integer codes come with a scale, and perhaps a minimum, per block and output (see `minillm/quantization`), in float16
 where nothing is lost by it.
 
 4-bit weights stay 4 bits wide: decode waits for memory, and so a product with them takes half the time. The form
@@ -104,10 +104,15 @@ def as_matrix(weights: np.ndarray | QuantizedMatrix) -> TiledMatrix:
         raise ValueError(f"codes from {codes.min()} to {codes.max()} are not of 4 bits")
     tiles = np.zeros((-(-outputs // LANES), blocks, block_size * bits // 32, LANES), WORDS[bits])
     _pack_words(codes, zero, bits, tiles.view(np.uint32))  # of one type, to be compiled once
+    if weights.minimums is None:
+        scales, minimums = as_halves(tile_rows(weights.scales, 1)[:, :, 0]), none
+    else:  # both or neither, or there would be more kinds of kernels to compile
+        both = [tile_rows(values, 1)[:, :, 0] for values in (weights.scales, weights.minimums)]
+        scales, minimums = as_halves(np.stack(both))
     return TiledMatrix(
         codes=tiles,
-        scales=as_halves(tile_rows(weights.scales, 1)[:, :, 0]),
-        minimums=none if weights.minimums is None else as_halves(tile_rows(weights.minimums, 1)[:, :, 0]),
+        scales=scales,
+        minimums=minimums,
         zero=np.float32(zero),
         block_size=block_size,
         num_outputs=outputs,

@@ -1,0 +1,123 @@
+"""Q2_K to Q6_K: scales that are quantized themselves, so that a finer block costs little.
+
+256 weights make a *super-block* of 16 blocks of 16, or 8 blocks of 32. Each block has a scale of its own, but only as a
+small integer; what all of them are multiplied with is one float16 for the super-block. So it is with the minimums,
+which these types subtract:
+
+    weight  =  code * (scale * sub_scale)  -  minimum * sub_minimum
+
+    type   blocks    codes           sub-scales, sub-minimums    bytes   bits a weight
+    Q2_K   16 x 16   0 to 3          4 bits, 4 bits                 84   2.625
+    Q3_K   16 x 16   -4 to 3         -32 to 31                     110   3.4375
+    Q4_K    8 x 32   0 to 15         6 bits, 6 bits                144   4.5
+    Q5_K    8 x 32   0 to 31         6 bits, 6 bits                176   5.5
+    Q6_K   16 x 16   -32 to 31       -128 to 127                   210   6.5625
+
+`scale * sub_scale` is exact in float32: 11 bits of a float16 times at most 8 fit its 24. So a super-block becomes
+blocks with a float32 scale each, and nothing is lost. Where a product with a code is exact as well, and it is in all
+five, subtracting the minimum rounds once, as ggml does.
+
+The bytes of a super-block, each box with its number of bytes:
+
+    Q2_K   | sub-scales 16 | codes 2 x 32: 4 planes of 2 bits | scale 2 | minimum 2 |
+               byte i: block i's scale in the low half, its minimum in the high one
+
+    Q3_K   | third bits 32: 8 planes of 1 bit | codes 2 x 32: 4 planes of 2 bits | sub-scales 12 | scale 2 |
+               third bit 1: the code as it is; 0: four less
+
+    Q4_K   | scale 2 | minimum 2 | sub-scales 12 | codes 4 x 32: 2 planes of 4 bits |
+
+    Q5_K   | scale 2 | minimum 2 | sub-scales 12 | fifth bits 32: 8 planes of 1 bit | codes 4 x 32: 2 planes of 4 bits |
+
+    Q6_K   | low codes 2 x 64: 2 planes of 4 bits | high codes 2 x 32: 4 planes of 2 bits | sub-scales 16 | scale 2 |
+
+A box "4 x 32" is four stretches of 32 bytes, one after another; `planes.py` says what planes are.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from minillm.quantization.matrix import QuantizedMatrix
+from minillm.quantization.planes import add_high_bits, unpack_planes
+from minillm.quantization.storage import StorageType
+
+
+def sub_block_values(shared: np.ndarray, parts: np.ndarray) -> np.ndarray:
+    """What each block multiplies with: float16 [O, B] x integers [O, B, S] -> float32 [O, B * S]."""
+    with np.errstate(invalid="ignore"):  # a damaged file's infinity times 0: `check_scales` will say where
+        return (shared.astype(np.float32)[..., None] * parts).reshape(len(parts), -1)
+
+
+def in_blocks(codes: np.ndarray, block_size: int) -> np.ndarray:
+    """Codes of super-blocks in any grouping, as [O, I/Q, Q]."""
+    return codes.reshape(len(codes), -1, block_size)
+
+
+def _unpack_q2_k(blocks: np.ndarray) -> QuantizedMatrix:
+    return QuantizedMatrix(
+        in_blocks(unpack_planes(blocks["codes"], 2), 16),
+        sub_block_values(blocks["scale"], blocks["sub_scales"] & 15),
+        -sub_block_values(blocks["minimum"], blocks["sub_scales"] >> 4),
+        bits=4,
+    )
+
+
+def _unpack_q3_k(blocks: np.ndarray) -> QuantizedMatrix:
+    codes = unpack_planes(blocks["codes"], 2).reshape(*blocks.shape, 8, 32)
+    add_high_bits(codes, blocks["third_bits"], bits=1, place=2)
+    codes -= 4
+    # Sub-scale i has its low half in byte i % 8, as plane i // 8; its two high bits in byte 8 + i % 4, as plane i // 4.
+    sub_scales = unpack_planes(blocks["sub_scales"][..., :8], 4).reshape(*blocks.shape, 4, 4)
+    add_high_bits(sub_scales, blocks["sub_scales"][..., 8:], bits=2, place=4)
+    sub_scales = sub_scales.reshape(*blocks.shape, 16) - np.int8(32)
+    return QuantizedMatrix(in_blocks(codes, 16), sub_block_values(blocks["scale"], sub_scales), bits=4)
+
+
+def _unpack_q4_k(blocks: np.ndarray) -> QuantizedMatrix:
+    return QuantizedMatrix(in_blocks(unpack_planes(blocks["codes"], 4), 32), *_scales_and_minimums(blocks), bits=4)
+
+
+def _unpack_q5_k(blocks: np.ndarray) -> QuantizedMatrix:
+    codes = unpack_planes(blocks["codes"], 4).reshape(*blocks.shape, 8, 32)
+    add_high_bits(codes, blocks["fifth_bits"], bits=1, place=4)
+    return QuantizedMatrix(in_blocks(codes, 32), *_scales_and_minimums(blocks))
+
+
+def _scales_and_minimums(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of Q4_K and Q5_K: float32 [O, I/32] twice, from eight scales and eight minimums of 6 bits in 12 bytes.
+
+        byte       0  1  2  3         4  5  6  7           8     9     10    11
+        bits 6, 7  of scales 4..7     of minimums 4..7     low halves of minimums 4..7    (bits 4 to 7)
+        bits 0..5  scales 0..3        minimums 0..3        low halves of scales 4..7      (bits 0 to 3)
+
+    The upper two bits of the first eight bytes are the upper two of what stands below "low halves".
+    """
+    first, last = blocks["sub_scales"][..., :8].reshape(*blocks.shape, 2, 4), blocks["sub_scales"][..., 8:]
+    values = np.empty((*blocks.shape, 2, 8), np.uint8)  # scales, then minimums
+    values[..., :4] = first & 63
+    values[..., 4:] = unpack_planes(last, 4).view(np.uint8) | (first >> 6 << 4)
+    return sub_block_values(blocks["scale"], values[:, :, 0]), -sub_block_values(blocks["minimum"], values[:, :, 1])
+
+
+def _unpack_q6_k(blocks: np.ndarray) -> QuantizedMatrix:
+    codes = unpack_planes(blocks["low_codes"], 4).reshape(*blocks.shape, 2, 4, 32)
+    add_high_bits(codes, blocks["high_codes"], bits=2, place=4)
+    codes -= 32
+    return QuantizedMatrix(in_blocks(codes, 16), sub_block_values(blocks["scale"], blocks["sub_scales"]))
+
+
+_SCALE, _MINIMUM, _SUB_SCALES = ("scale", "<f2"), ("minimum", "<f2"), ("sub_scales", "u1", 12)
+_Q2_K = [("sub_scales", "u1", 16), ("codes", "u1", (2, 32)), _SCALE, _MINIMUM]
+_Q3_K = [("third_bits", "u1", 32), ("codes", "u1", (2, 32)), _SUB_SCALES, _SCALE]
+_Q4_K = [_SCALE, _MINIMUM, _SUB_SCALES, ("codes", "u1", (4, 32))]
+_Q5_K = [_SCALE, _MINIMUM, _SUB_SCALES, ("fifth_bits", "u1", 32), ("codes", "u1", (4, 32))]
+_Q6_K = [("low_codes", "u1", (2, 64)), ("high_codes", "u1", (2, 32)), ("sub_scales", "i1", 16), _SCALE]
+
+TYPES = (
+    StorageType("Q2_K", 256, np.dtype(_Q2_K), _unpack_q2_k, bits=4),
+    StorageType("Q3_K", 256, np.dtype(_Q3_K), _unpack_q3_k, bits=4),
+    StorageType("Q4_K", 256, np.dtype(_Q4_K), _unpack_q4_k, bits=4),
+    StorageType("Q5_K", 256, np.dtype(_Q5_K), _unpack_q5_k, bits=8),
+    StorageType("Q6_K", 256, np.dtype(_Q6_K), _unpack_q6_k, bits=8),
+)
