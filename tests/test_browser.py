@@ -520,12 +520,23 @@ def test_the_command_writes_a_page_beside_the_run(run, tmp_path, capsys, monkeyp
     assert capsys.readouterr().out.split() == [str(tmp_path / "one.html"), str(tmp_path / "two.html")]
 
 
+def test_the_command_writes_for_perfetto_too(run, tmp_path, capsys):
+    one, events = tmp_path / "one.jsonl", tmp_path / "events.json"
+    run.write(one)
+    assert cli.main(["trace", str(one), "--perfetto", str(events)]) == 0
+    assert json.loads(events.read_text(encoding="utf-8"))["traceEvents"]
+    assert capsys.readouterr().out.split() == [str(tmp_path / "one.html"), str(events)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["one.jsonl", "-o", "one.jsonl"], "error: one.jsonl is the run itself, which would be lost"),
         (["one.jsonl", "-o", "link.html"], "error: link.html is the run itself"),
         (["one.jsonl"] * 3, "error: 3 runs; a page shows one, or two side by side"),
+        (["one.jsonl", "--perfetto", "one.jsonl"], "error: one.jsonl is the run itself"),
+        (["one.jsonl", "--perfetto", "one.html"], "error: one.html was named for the page and for Perfetto"),
+        (["one.jsonl", "one.jsonl", "--perfetto", "x.json"], "error: --perfetto writes one run, and 2 are given"),
         (["absent.jsonl"], "error: .*absent.jsonl"),
         (["cut.jsonl"], "error: cut.jsonl: line 3 has no end; the file was cut off"),
         (["empty.jsonl"], "error: empty.jsonl: line 1 is missing: the file is empty"),
