@@ -220,9 +220,7 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a recorded run, or two to see side by side")
     parser.add_argument("-o", "--output", metavar="FILE", help="the page (default: beside the run, with .html)")
     parser.add_argument("--open", action="store_true", help="show it in the browser")
-    parser.add_argument(
-        "--perfetto", metavar="FILE", help="write the run there, too, for ui.perfetto.dev (of one run)"
-    )
+    parser.add_argument("--perfetto", metavar="FILE", help="write the run there, too, for ui.perfetto.dev (of one run)")
     parser.add_argument(
         "--roofline",
         type=roofline,
