@@ -250,7 +250,6 @@ def trace(options: argparse.Namespace) -> None:
     """`minillm trace`: a recorded run as a page for the browser, or two side by side."""
     from minillm.view.browser import MOST_TRACES, write_page  # only now: an answer need not wait for it
 
-    gc.disable()  # millions of records come and none goes: to look for garbage among them takes a third of the time
     if len(options.runs) > MOST_TRACES:
         raise ValueError(f"{len(options.runs)} runs; a page shows one, or two side by side")
     if options.perfetto and len(options.runs) > 1:
@@ -258,8 +257,12 @@ def trace(options: argparse.Namespace) -> None:
     output = Path(options.output or Path(options.runs[0]).with_suffix(".html"))
     written = [output, *([Path(options.perfetto)] if options.perfetto else [])]
     _check_writes_over_none(written, options.runs)
-    traces = [Trace.read(path) for path in options.runs]
-    write_page(traces, output, names=[Path(path).stem for path in options.runs], roofline=options.roofline)
+    names = [Path(path).stem for path in options.runs]
+    if len(set(names)) < len(names):  # a/run.jsonl and b/run.jsonl
+        names = options.runs
+    with _no_garbage():
+        traces = [Trace.read(path) for path in options.runs]
+        write_page(traces, output, names=names, roofline=options.roofline)
     if options.perfetto:
         from minillm.view.perfetto import write_perfetto
 
@@ -267,6 +270,18 @@ def trace(options: argparse.Namespace) -> None:
     print(*written, sep="\n")
     if options.open:
         webbrowser.open(output.resolve().as_uri())
+
+
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Where records come by the million and none goes, looking for garbage among them takes a third of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _check_writes_over_none(written: Sequence[Path], runs: Sequence[str]) -> None:
