@@ -2,7 +2,7 @@
 
     python examples/batching.py
     python examples/batching.py --policy static --step
-    python examples/batching.py --policy continuous --fast --save trace.jsonl
+    python examples/batching.py --policy continuous --fast --save trace.jsonl       # then: minillm trace trace.jsonl
 
 In a terminal: a row a request, a cell a step. Elsewhere: a line a step. Then all three policies serve the same
 requests unseen, and a table compares them. Good places for a breakpoint are `Scheduler.schedule` and `Engine.step`.

@@ -227,6 +227,7 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a recorded run, or two to see side by side")
     parser.add_argument("-o", "--output", metavar="FILE", help="the page (default: beside the run, with .html)")
     parser.add_argument("--open", action="store_true", help="show it in the browser")
+    parser.add_argument("--perfetto", metavar="FILE", help="write the run there, too, for ui.perfetto.dev (of one run)")
     parser.add_argument(
         "--roofline",
         type=roofline,
@@ -256,22 +257,47 @@ def trace(options: argparse.Namespace) -> None:
     """`minillm trace`: a recorded run as a page for the browser, or two side by side."""
     from minillm.view.browser import MOST_TRACES, write_page  # only now: an answer need not wait for it
 
-    gc.disable()  # millions of records come and none goes: to look for garbage among them takes a third of the time
     if len(options.runs) > MOST_TRACES:
         raise ValueError(f"{len(options.runs)} runs; a page shows one, or two side by side")
+    if options.perfetto and len(options.runs) > 1:
+        raise ValueError(f"--perfetto writes one run, and {len(options.runs)} are given")
     output = Path(options.output or Path(options.runs[0]).with_suffix(".html"))
-    _check_writes_over_none(output, options.runs)
-    traces = [Trace.read(path) for path in options.runs]
-    write_page(traces, output, names=[Path(path).stem for path in options.runs], roofline=options.roofline)
-    print(output)
+    written = [output, *([Path(options.perfetto)] if options.perfetto else [])]
+    _check_writes_over_none(written, options.runs)
+    names = [Path(path).stem for path in options.runs]
+    if len(set(names)) < len(names):  # a/run.jsonl and b/run.jsonl
+        names = options.runs
+    with _no_garbage():
+        traces = [Trace.read(path) for path in options.runs]
+        write_page(traces, output, names=names, roofline=options.roofline)
+    if options.perfetto:
+        from minillm.view.perfetto import write_perfetto
+
+        write_perfetto(traces[0], options.perfetto)
+    print(*written, sep="\n")
     if options.open:
         webbrowser.open(output.resolve().as_uri())
 
 
-def _check_writes_over_none(output: Path, runs: Sequence[str]) -> None:
-    for run in runs:
-        if output.exists() and Path(run).exists() and output.samefile(run):
-            raise ValueError(f"{output} is the run itself, which would be lost; name another file with -o")
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Where records come by the million and none goes, looking for garbage among them takes a third of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _check_writes_over_none(written: Sequence[Path], runs: Sequence[str]) -> None:
+    for output in written:
+        for run in runs:
+            if output.exists() and Path(run).exists() and output.samefile(run):
+                raise ValueError(f"{output} is the run itself, which would be lost; name another file with -o")
+    if len({output.resolve() for output in written}) < len(written):
+        raise ValueError(f"{output} was named for the page and for Perfetto; name two files")
 
 
 def _read_message(interactive: bool) -> str | None:

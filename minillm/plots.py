@@ -7,6 +7,7 @@ its line as well, and so does on paper.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING
@@ -37,24 +38,31 @@ def latency_against_throughput(axes: Axes, runs: Mapping[str, Mapping[int, RunMe
     runs : by policy, and by its load: how many clients were served at once.
     latency : "tpot" or "ttft". The median is drawn with filled marks, the 95th percentile with hollow ones.
     """
+    marks, labels = [], []
     for (policy, by_load), (colour, marker, _) in zip(runs.items(), _styles(), strict=False):
         for quantile, line, fill in (("median", "-", colour), ("p95", "--", "white")):
-            known = {load: run for load, run in by_load.items() if getattr(run, f"{quantile}_{latency}") is not None}
-            points = [(run.throughput, 1000 * getattr(run, f"{quantile}_{latency}")) for run in known.values()]
-            label = policy if quantile == "median" else None
-            axes.plot(
-                *_columns(points), line, marker=marker, color=colour, markerfacecolor=fill, linewidth=1.5, label=label
-            )
-            for load, point in zip(known, points, strict=True) if quantile == "median" else ():
-                _beside(axes, point, str(load), colour)
-    for label, line, fill in (("median", "-", GREY), ("95th percentile", "--", "white")):
-        axes.plot([], [], line, marker="o", color=GREY, markerfacecolor=fill, label=label)
-    axes.set(xlabel="throughput, tokens a second of all clients together", ylabel=f"{LATENCIES[latency]}, ms")
+            times = {load: getattr(run, f"{quantile}_{latency}") for load, run in by_load.items()}
+            points = {load: (by_load[load].throughput, 1000 * time) for load, time in times.items() if time is not None}
+            columns = _columns(points.values())
+            axes.plot(*columns, line, marker=marker, color=colour, markerfacecolor=fill, linewidth=1.5, label=policy)
+            marks += points.values()
+            if quantile == "median":
+                last = max(points, default=None)
+                labels += [
+                    (f"{load}, {policy}" if load == last else str(load), point, colour)
+                    for load, point in points.items()
+                ]
+    keys = [
+        axes.plot([], [], line, marker="o", color=GREY, markerfacecolor=fill, label=label)[0]
+        for label, line, fill in (("median", "-", GREY), ("95th percentile", "--", "white"))
+    ]
+    axes.set(xlabel="tokens a second, all clients together", ylabel=f"{LATENCIES[latency]}, ms")
     axes.set_yscale("log")
     axes.set_xlim(left=0)
     _plain_numbers(axes.yaxis)
-    axes.legend(frameon=False, fontsize=SMALL)
-    _finish(axes, f"{LATENCIES[latency].capitalize()} against throughput; numbers are clients at once")
+    axes.legend(handles=keys, frameon=False, fontsize=SMALL, title="numbers: clients at once", title_fontsize=SMALL)
+    _name_points(axes, labels, marks)
+    _finish(axes, f"{LATENCIES[latency].capitalize()} against throughput")
 
 
 def decode_rate(axes: Axes, rates: Mapping[str, Mapping[int, float]], limit: Mapping[int, float]) -> None:
@@ -78,7 +86,9 @@ def decode_rate(axes: Axes, rates: Mapping[str, Mapping[int, float]], limit: Map
     axes.set_yscale("log")
     axes.set_xticks([2**n for n in range(10) if sizes[0] <= 2**n <= sizes[-1]])
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.set(xlabel="sequences in the batch", ylabel="tokens a second, all together", xlim=(sizes[0], sizes[-1]))
+    axes.set(xlabel="sequences in the batch", ylabel="tokens a second, all together")
+    if len(sizes) > 1:
+        axes.set_xlim(sizes[0], sizes[-1])
     _plain_numbers(axes.yaxis)
     _label_ends(axes, ends)
     _finish(axes, "Decode rate against batch size")
@@ -111,9 +121,13 @@ def kv_bytes(
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     for name, size in levels.items():
         axes.axhline(size, color=GREY, linewidth=1)
-        axes.annotate(
-            name, (tokens[0], size), xytext=(4, 3), textcoords="offset points", fontsize=SMALL + 1, color=GREY
+        # Its name stands at the end where the other lines are further away.
+        start, end = (
+            min(abs(math.log(size / (count * each))) for each in bytes_per_token.values()) for count in tokens
         )
+        x, side, shift = (tokens[0], "left", 4) if start >= end else (tokens[1], "right", -4)
+        style = {"textcoords": "offset points", "fontsize": SMALL + 1, "color": GREY, "ha": side}
+        axes.annotate(name, (x, size), xytext=(shift, 3), **style)
     _label_ends(axes, ends)
     _finish(axes, "What the KV cache takes")
 
@@ -146,7 +160,8 @@ def roofline(axes: Axes, limit: Roofline, points: Mapping[str, Mapping[str, tupl
     axes.legend(frameon=False, fontsize=SMALL, loc="lower right")
     if drawn:
         others = [point for by_name in drawn.values() for point in by_name.values()]
-        _name_points(axes, next(iter(drawn.values())), [*others, *roof], COLOURS[0])
+        names = [(name, point, COLOURS[0]) for name, point in next(iter(drawn.values())).items()]
+        _name_points(axes, names, [*others, *roof])
     _finish(axes, "The roofline of this machine, and what reaches it")
 
 
@@ -160,22 +175,18 @@ def _columns(points: Iterable[tuple[float, float]]) -> tuple[Sequence[float], Se
     return xs, ys
 
 
-def _beside(axes: Axes, point: tuple[float, float], text: str, colour: str) -> None:
-    axes.annotate(text, point, xytext=(4, -10), textcoords="offset points", fontsize=SMALL, color=colour)
-
-
 def _name_points(
-    axes: Axes, points: Mapping[str, tuple[float, float]], marks: Iterable[tuple[float, float]], colour: str
+    axes: Axes, labels: Iterable[tuple[str, tuple[float, float], str]], marks: Iterable[tuple[float, float]]
 ) -> None:
-    """Name each point, at the first place around it where its name hides no mark and no other name."""
+    """Write each text beside its point, at the first place where it hides no mark and no other text."""
     axes.autoscale_view()
     scale = 72 / axes.figure.dpi  # to points, as near as can be known before the layout is
     taken = [(x - 3, y - 3, x + 3, y + 3) for x, y in (axes.transData.transform(mark) * scale for mark in marks)]
-    for name, point in sorted(points.items(), key=lambda item: item[1]):
+    for name, point, colour in sorted(labels, key=lambda label: label[1]):
         x, y = axes.transData.transform(point) * scale
-        width, height = 0.6 * SMALL * len(name), SMALL + 1
+        width, height = 0.55 * SMALL * len(name), SMALL + 1
         right, left = 6, -6 - width
-        places = [(dx, dy) for dy in (-3, 4, -10, 11, -17, 18) for dx in (right, left)]
+        places = [(dx, dy) for dy in (-3, 5, -11, 13, -19, 21, -27) for dx in (right, left)]
         boxes = {(dx, dy): (x + dx, y + dy, x + dx + width, y + dy + height) for dx, dy in places}
         free = [place for place, box in boxes.items() if not any(_overlap(box, other) for other in taken)]
         place = free[0] if free else places[0]

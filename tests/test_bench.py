@@ -7,10 +7,11 @@ import json
 import sys
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
 from builders import random_llama, write_gguf
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -21,14 +22,18 @@ from minillm.bench.client import NotInstalled, Worker
 from minillm.bench.exactness import largest_difference
 from minillm.bench.machine import Machine
 from minillm.bench.peers import FLOAT32, EngineSpec, stored_as
-from minillm.bench.plot import draw_roofline
-from minillm.bench.report import build_table, conditions, footnotes, format_amount, show, to_json
-from minillm.bench.rows import FRESH, QUICK, SIZES, Row, choose_rows
+from minillm.bench.plot import draw
+from minillm.bench.report import build_serving_table, build_table, conditions, footnotes, format_amount, show, to_json
+from minillm.bench.rows import FRESH, QUICK, SERVED, SIZES, Row, choose_rows
+from minillm.bench.serving import ImaginedEngine, serve_clients
 from minillm.bench.turns import Spread, Turns, take_turns
 from minillm.checkpoints import open_checkpoint
 from minillm.config import ModelConfig
+from minillm.engine import EngineConfig
 from minillm.ops import backend
 from minillm.roofline import ModelCosts, Roofline, Work, decode_work, prefill_work, step_work
+from minillm.scheduler import POLICIES
+from minillm.trace import RunMetrics, run_metrics
 from minillm.transformer import Transformer
 
 FAKE_ENGINE = """
@@ -183,12 +188,27 @@ def test_spread(values):
 def test_rows_are_found_by_group_or_by_name_each_once(groups, size):
     rows = choose_rows(groups)
     assert choose_rows([row.name for row in rows]) == rows
-    assert len(set(rows)) == len(rows) == sum(len(SIZES[group]) or 1 for group in set(groups))
+    policies = {group: 3 if group == "serve" else 1 for group in SIZES}
+    assert len(set(rows)) == len(rows) == sum((len(SIZES[group]) or 1) * policies[group] for group in set(groups))
     assert choose_rows([f"prefill-{size}"]) == [Row("prefill", size)]
+    assert choose_rows([f"serve-{size}"]) == [Row("serve", size, policy) for policy in POLICIES]
+    assert choose_rows([f"serve-{size}-static"]) == [Row("serve", size, "static")]
 
 
 @pytest.mark.parametrize(
-    "name", ["", "prefil", "prefill-", "prefill-0", "prefill-1x", "load-3", "-", "decode-99999999"]
+    "name",
+    [
+        "",
+        "prefil",
+        "prefill-",
+        "prefill-0",
+        "prefill-1x",
+        "load-3",
+        "-",
+        "decode-99999999",
+        "batch-4-chunked",
+        "serve-4-",
+    ],
 )
 def test_an_unknown_row_is_named(name):
     with pytest.raises(RequestError, match="unknown"):
@@ -200,6 +220,7 @@ def test_an_unknown_row_is_named(name):
     [
         ("prefill-512", 0.5, "1,024 tokens/s"),
         ("batch-4", 0.1, "40.0 tokens/s"),
+        ("serve-4", 10.64, "100 tokens/s"),
         ("load", 0.5, "500 ms"),
         ("start", 1.234, "1.23 s"),
         ("memory", 3e8, "300 MB"),
@@ -379,24 +400,101 @@ def test_the_table_shows_every_row_and_engine(benchmark):
     assert build_table(benchmark, plain=False).row_count == len(benchmark.results)
 
 
-def test_the_roofline_is_drawn(benchmark, tmp_path):
-    draw_roofline(benchmark, tmp_path / "roofline.png")
-    assert (tmp_path / "roofline.png").read_bytes().startswith(b"\x89PNG")
-    draw_roofline(benchmark, tmp_path / "roofline.svg")
-    assert "<svg" in (tmp_path / "roofline.svg").read_text()
+def test_what_was_measured_is_drawn(benchmark, tmp_path):
+    draw(benchmark, tmp_path / "pictures.png")
+    assert (tmp_path / "pictures.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_picture_that_has_rows_is_in_the_file(tmp_path, monkeypatch):
+    monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")  # text as text
+    titles = ["The roofline of", "Decode rate", "What the KV cache", "Time per output token", "Time to first token"]
+    work = Work(10**9, 10**9)
+    results = {
+        "none": [],
+        "batch": [RowResult(Row("batch", 4), Turns({"minillm": [1.0]}), work)],
+        "serve": [RowResult(Row("serve", 4, "chunked"), runs=[run_of(n) for n in (3, 1, 2)])],
+    }
+    for names, wanted in (("none", (0, 2)), ("batch", (0, 1, 2)), ("serve", (0, 2, 3, 4)), ("batch serve", range(5))):
+        rows = [result for name in names.split() for result in results[name]]
+        there = Machine("chip", 4, 2, "system", {}, 0.0, [1e9], [5e9])
+        draw(Benchmark(there, Path("m.gguf"), 10, 10, 1, 3, {"minillm": ""}, {}, rows, CONFIG), tmp_path / "p.svg")
+        drawn = (tmp_path / "p.svg").read_text(encoding="utf-8")
+        assert [number for number, title in enumerate(titles) if f">{title}" in drawn] == list(wanted)
+    assert results["serve"][0].typical_run.seconds == 2
+
+
+def run_of(seconds):
+    """The metrics of a run of which only its times are of interest."""
+    return RunMetrics(1, 1, 1, seconds, 1, 1, 1 / seconds, *[0] * 8, *(seconds / part for part in (4, 3, 2, 1)))
 
 
 def test_a_busy_machine_is_warned_about_and_ratios_show_their_spread():
     there = Machine("chip", 4, 2, "system", {}, 3.0, [1e9, 2e9], [5e9])
     turns = Turns({"minillm": [1.0, 1.0, 1.0], "peer": [2.0, 3.0, 2.5]}, {"peer": [2.0, 3.0, 2.5]})
     result = RowResult(Row("prefill", 10), turns, Work(10**9, 10**9))
-    benchmark = Benchmark(there, Path("m.gguf"), 10, 10, 1, 3, {"minillm": "", "peer": ""}, {}, [result])
+    benchmark = Benchmark(there, Path("m.gguf"), 10, 10, 1, 3, {"minillm": "", "peer": ""}, {}, [result], CONFIG)
     page = io.StringIO()
     show(benchmark, Console(file=page))
     for wanted in "WARNING", "2.50 (2.00 to 3.00)", "50% of memory", "10.0 tokens/s", "4.0 tokens/s":
         assert wanted in page.getvalue()
     there.load_average = 0.1
     assert not [line for line in conditions(benchmark) if "WARNING" in line]
+
+
+# --- serving -----------------------------------------------------------------------------------------------------
+
+
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 20)), min_size=1, max_size=12),
+    clients=st.integers(1, 5),
+    policy=st.sampled_from(POLICIES),
+    budget=st.integers(8, 64),
+)
+@settings(max_examples=30)
+def test_each_client_waits_for_its_answer_and_time_is_what_the_roofline_says(lengths, clients, policy, budget):
+    costs, roof = ModelCosts.of(CONFIG, 1000, 10), Roofline(1e6, 1e9)
+    options = EngineConfig(policy=policy, num_blocks=64, max_batch_tokens=budget, prefix_caching=False)
+    engine = ImaginedEngine(costs, roof, options)
+    trace = serve_clients(engine, [([0] * prompt, answer) for prompt, answer in lengths], clients)
+    under_way, arrived, finished = set(), [], []
+    for record in trace:
+        under_way |= {arrival.request_id for arrival in record.arrived}
+        arrived += [(arrival.num_prompt_tokens, arrival.max_tokens) for arrival in record.arrived]
+        assert len(under_way) == min(clients, len(lengths) - len(finished))
+        finished += record.finished
+        under_way -= {finish.request_id for finish in record.finished}
+        work = step_work(costs, [(chunk.start, chunk.num_tokens) for chunk in record.chunks])
+        assert sum(record.milliseconds.values()) == pytest.approx(1000 * roof.seconds(work), abs=1e-6)
+    assert arrived == lengths
+    assert len(finished) == len(lengths)
+    assert run_metrics(trace).num_generated_tokens == sum(answer for _, answer in lengths)
+    assert not engine.listeners
+
+
+def test_policies_take_turns_in_serving(tmp_path_factory):
+    model = random_llama(max_position_embeddings=512)
+    path = write_gguf(tmp_path_factory.mktemp("serve") / "tiny.gguf", model, with_tokenizer=True)
+    settings = Settings(model=str(path), threads=1, rows=["serve-4"], quick=True)
+    benchmark = run_benchmark(settings, announce=lambda line: None)
+    assert [result.row.name for result in benchmark.results] == [f"serve-4-{policy}" for policy in POLICIES]
+    for result in benchmark.results:
+        (run,) = result.runs
+        assert result.turns.amounts["minillm"] == [run.seconds]
+        assert run.num_finished == run.num_requests == SERVED
+        assert run.num_generated_tokens == result.row.tokens
+        assert 1 < run.mean_batch_sequences <= 4
+    told = json.loads(json.dumps(to_json(benchmark)))
+    assert [RunMetrics(**run) for row in told["rows"] for run in row["runs"]] == [
+        run for result in benchmark.results for run in result.runs
+    ]
+    page = io.StringIO()
+    show(benchmark, Console(file=page))
+    lines = [line for line in page.getvalue().splitlines() if line.startswith("|")]
+    assert len(lines) == 2 + len(POLICIES)  # no other table
+    assert all(f"4 clients, {policy}" in line for policy, line in zip(POLICIES, lines[2:], strict=True))
+    assert build_serving_table(benchmark, plain=False).row_count == len(POLICIES)
+    benchmark.versions["peer"] = ""
+    assert "other engines take no part" in footnotes(benchmark)[0]
 
 
 # --- the command line --------------------------------------------------------------------------------------------

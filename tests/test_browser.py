@@ -7,8 +7,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from bisect import bisect_right
 from pathlib import Path
 from random import Random
@@ -141,7 +139,7 @@ def without_numbers(record):
     return record
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(trace=traces() | runs())
 def test_the_page_knows_every_step_as_it_was_recorded(replayed, trace):
     forth, back = replayed(json.loads(json.dumps(data(trace, "run"), allow_nan=False)))
@@ -518,6 +516,16 @@ def test_the_command_writes_a_page_beside_the_run(run, tmp_path, capsys, monkeyp
     assert '"name":"other"' in text
     assert "46.5 GB/s, 247 GFLOP/s: the machine's roofline, as given." in text
     assert capsys.readouterr().out.split() == [str(tmp_path / "one.html"), str(tmp_path / "two.html")]
+    assert cli.main(["trace", str(one), str(one), "-o", str(tmp_path / "two.html")]) == 0
+    assert f'"name":"{one}"' in (tmp_path / "two.html").read_text(encoding="utf-8")  # of one name: told apart by path
+
+
+def test_the_command_writes_for_perfetto_too(run, tmp_path, capsys):
+    one, events = tmp_path / "one.jsonl", tmp_path / "events.json"
+    run.write(one)
+    assert cli.main(["trace", str(one), "--perfetto", str(events)]) == 0
+    assert json.loads(events.read_text(encoding="utf-8"))["traceEvents"]
+    assert capsys.readouterr().out.split() == [str(tmp_path / "one.html"), str(events)]
 
 
 @pytest.mark.parametrize(
@@ -526,6 +534,9 @@ def test_the_command_writes_a_page_beside_the_run(run, tmp_path, capsys, monkeyp
         (["one.jsonl", "-o", "one.jsonl"], "error: one.jsonl is the run itself, which would be lost"),
         (["one.jsonl", "-o", "link.html"], "error: link.html is the run itself"),
         (["one.jsonl"] * 3, "error: 3 runs; a page shows one, or two side by side"),
+        (["one.jsonl", "--perfetto", "one.jsonl"], "error: one.jsonl is the run itself"),
+        (["one.jsonl", "--perfetto", "one.html"], "error: one.html was named for the page and for Perfetto"),
+        (["one.jsonl", "one.jsonl", "--perfetto", "x.json"], "error: --perfetto writes one run, and 2 are given"),
         (["absent.jsonl"], "error: .*absent.jsonl"),
         (["cut.jsonl"], "error: cut.jsonl: line 3 has no end; the file was cut off"),
         (["empty.jsonl"], "error: empty.jsonl: line 1 is missing: the file is empty"),
@@ -553,7 +564,7 @@ def test_bad_input_of_the_command(run, tmp_path, monkeypatch, capsys, arguments,
     assert not list(tmp_path.glob("[!l]*.html"))
 
 
-def test_a_run_is_recorded_and_looked_at(tmp_path, capsys):
+def test_a_run_is_recorded_and_looked_at(tmp_path, capsys, monkeypatch):
     model = write_gguf(tmp_path / "tiny.gguf", random_llama(vocab_size=262), with_tokenizer=True)
     saved = tmp_path / "run.jsonl"
     command = ["generate", "hello", "--raw", "--model", str(model), "--max-tokens", "4"]
@@ -563,7 +574,7 @@ def test_a_run_is_recorded_and_looked_at(tmp_path, capsys):
     assert trace.facts.costs
     assert trace.steps[0].arrived[0].token_texts == ["hell", "o"]
     assert cli.main(["trace", str(saved)]) == 0
-    command = [sys.executable, "-m", "minillm.cli", *command, "--trace", str(tmp_path / "no" / "folder.jsonl")]
-    process = subprocess.run(command, capture_output=True, encoding="utf-8")
-    assert (process.returncode, process.stdout) == (2, "hello")  # it fails before it answers
-    assert "folder.jsonl" in process.stderr
+    capsys.readouterr()
+    monkeypatch.setattr(cli, "_let_go_of_stdout", lambda: None)  # pytest's stands in its place
+    assert cli.main([*command, "--trace", str(tmp_path / "no" / "folder.jsonl")]) == 2
+    assert capsys.readouterr().out == "hello"  # it fails before it answers

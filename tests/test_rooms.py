@@ -55,6 +55,7 @@ MAY_USE = {
         "transformer",
     },
     "view": {"roofline", "trace"},
+    "plots": {"roofline", "trace"},
 }
 # These stand on top and may use whatever they need, but not each other's betters.
 FRONT = {"llm": {"cli", "bench"}, "bench": {"cli"}, "cli": set(), "": {"cli", "bench"}}  # room -> what it may not use
@@ -62,11 +63,12 @@ INTEGERS_ONLY = {"sequence", "blocks", "waiting", "plan", "scheduler", "short"}
 ARRAY_LIBRARIES = {"numpy", "numba", "torch", "cupy"}
 CORE = {"numpy", "numba", "tokenizers", "rich", "jinja2", "huggingface_hub"}
 # What an extra brings, and the one module that may use it. The engines are run, each in a process of its own, and never
-# imported; the plot imports only when it draws.
+# imported; the plots import only when they draw.
 EXTRAS = {
     "minillm.bench.engines.llama_cpp": {"llama_cpp"},
     "minillm.bench.engines.transformers": {"torch", "transformers"},
     "minillm.bench.plot": {"matplotlib"},
+    "minillm.plots": {"matplotlib"},
 }
 COMES_WITH_NUMBA = {"minillm.ops.jit.prefetching": {"llvmlite"}}
 

@@ -300,24 +300,16 @@ for name, (layers, heads, kv_heads, head_dim) in models.items():
 
 # %%
 if plt:
-    figure, axes = plt.subplots(figsize=(6.5, 4.2), num="cache-size", layout="constrained")
-    held = np.array([100, 1_000_000])
+    from minillm import plots
+
+    figure, axes = plt.subplots(figsize=(7, 4.2), num="cache-size", layout="constrained")
     drawn = ("GPT-3 175B", "Llama 2 7B", "Llama 3.1 70B", "Llama 3.1 8B")
-    colours = ("#D55E00", "#CC79A7", "#E69F00", "#0072B2")
-    for name, colour, style in zip(drawn, colours, ("-", "--", "-.", ":"), strict=True):
-        layers, _, kv_heads, head_dim = models[name]
-        size = bytes_per_token(layers, kv_heads, head_dim, 2)
-        axes.loglog(held, held * size / 1e9, style, color=colour, linewidth=2, label=name)
-    axes.loglog(held, held * ours / 1e9, color="#555555", linewidth=1.5, label="our model, float32")
-    axes.axhline(80, color="#009E73", linewidth=1)
-    axes.text(110, 95, "all the memory of an 80 GB accelerator", fontsize=9, color="#009E73")
-    axes.set(xlabel="tokens held, of all users together", ylabel="KV cache, GB", xlim=(100, 1e6))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=9, loc="lower right")
-    axes.set_title("What the KV cache takes")
+    sizes = {name: bytes_per_token(models[name][0], *models[name][2:], 2) for name in drawn}
+    levels = {"all the memory of an 80 GB accelerator": 80e9, "our model's file": llm.path.stat().st_size}
+    plots.kv_bytes(axes, sizes | {"our model, float32": ours}, levels)
 
 # %% [markdown]
-# Read the figure from the green line. What is left of an accelerator's memory, after the weights, is a number of
+# Read the figure from the upper level line. What is left of an accelerator's memory, after the weights, is a number of
 # *tokens*: it can be one user with a long document, or a hundred users with short chats. That number, and not
 # arithmetic, is most often what limits how many can be served at once.
 #

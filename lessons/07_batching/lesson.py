@@ -102,12 +102,21 @@ for S in (1, 2, 4, 8, 16, 32):
     least, bound = 1000 * roofline.seconds(work), roofline.bound(work)
     print(f"{S:9} {ms:11.1f} {least:8.1f}  {bound:10} {ms / measured[1]:12.1f}x {1000 * S / ms:13.0f}")
 
+# %% tags=["timing"]
+if plt:
+    from minillm import plots
+
+    works = {S: decode_work(config, weight_bytes, kv_bytes, [len(prompt) + 8] * S) for S in range(1, 33)}
+    limit = {S: S / roofline.seconds(work) for S, work in works.items()}
+    figure, axes = plt.subplots(figsize=(6.5, 4), num="decode-rate", layout="constrained")
+    plots.decode_rate(axes, {"measured": {S: 1000 * S / ms for S, ms in measured.items()}}, limit)
+
 # %% [markdown]
 # The last column is the good news: the machine makes more tokens the more people share it. But is a step for sixteen
 # "little more" than a step for one? Look at the column before it, and at *limited by*. As long as a step waits for
 # memory, another sequence is nearly free. On a machine of few cores, though, with weights of about five bits, the
-# arithmetic is used up after a few sequences, and from there on twice the people take twice the time. Nobody is slower
-# for it than if they had taken turns; but they do not gain any more either.
+# arithmetic is used up after a few sequences (the corner of the upper line), and from there on twice the people take
+# twice the time. Nobody is slower for it than if they had taken turns; but they do not gain any more either.
 #
 # ## Where the bargain ends
 #

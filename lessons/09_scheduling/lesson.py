@@ -150,6 +150,64 @@ if plt:
 # that still keeps the machine busy. On a CPU that is a few dozen tokens; on an accelerator, whose ridge lies at
 # hundreds of tokens, it is 512 or 2,048.
 #
+# ## What does a policy buy?
+#
+# One stranger is an anecdote. What does each policy make of a crowd? Here is the same engine and scheduler around a
+# *model* of a machine: it computes nothing, and its clock moves by what the roofline of lesson 5 says that each step
+# would take at best, for Llama 3.1 8B in 16 bits on an H100 (lesson 7). No real machine is that good.
+#
+# {{ source: minillm.bench.serving.ImaginedTransformer.forward }}
+#
+# It is sent requests by 4, 16 or 64 clients, each of whom sends the next one when it has its answer:
+
+# %%
+from minillm.bench.serving import ImaginedEngine, serve_clients
+from minillm.config import ModelConfig
+from minillm.roofline import ModelCosts, Roofline, head_flops, layer_flops
+
+h100 = Roofline(bandwidth=3.35e12, peak=989e12)
+llama = ModelConfig("llama", 128256, 4096, 14336, 32, 32, num_kv_heads=8, head_dim=128, context_length=131072)
+costs = ModelCosts.of(llama, layer_flops(llama) + head_flops(llama), kv_bytes_per_token=2 * 32 * 8 * 128 * 2)
+memory = {"num_blocks": 2000, "block_size": 64, "max_sequences": 64, "prefix_caching": False}
+
+
+def serve(clients, **options):
+    engine = ImaginedEngine(costs, h100, EngineConfig(**memory, **options))
+    return run_metrics(serve_clients(engine, crowd, clients))
+
+
+random = np.random.default_rng(0)
+prompt_lengths = random.lognormal(5.5, 1, 96).clip(20, 4000).astype(int).tolist()
+prompts = [[0] * length for length in prompt_lengths]
+crowd = list(zip(prompts, random.geometric(1 / 32, 96).tolist(), strict=True))
+budgets, loads = {"static": 4096, "continuous": 4096, "chunked": 512}, (4, 16, 64)
+runs = {
+    policy: {clients: serve(clients, policy=policy, max_batch_tokens=budget) for clients in loads}
+    for policy, budget in budgets.items()
+}
+print("clients at once  tokens a second  ms: median TPOT, 95 %, median TTFT, 95 %")
+for policy, by_load in runs.items():
+    for clients, run in by_load.items():
+        times = (run.median_tpot, run.p95_tpot, run.median_ttft, run.p95_ttft)
+        print(f"{policy:10} {clients:4} {run.throughput:16.0f}   ", *(f"{1000 * time:7.1f}" for time in times))
+
+# %%
+if plt:
+    from minillm import plots
+
+    figure, axes = plt.subplots(1, 2, figsize=(9, 4), num="latency-throughput", layout="constrained")
+    plots.latency_against_throughput(axes[0], runs, "tpot")
+    plots.latency_against_throughput(axes[1], runs, "ttft")
+    figure.suptitle("Latency against throughput for three policies, on a model of an H100")
+
+# %% [markdown]
+# Each line is a policy, each mark a number of people who want something at once. To the right is good for whoever pays
+# for the machine, down is good for whoever waits. *Static* lies left of the others: its seats stand empty, and those
+# who come late wait for the next crossing. *Chunked* makes more tokens a second than *continuous*, and makes them come
+# more evenly: with 64 clients the slowest answers take an eighth of the time a token, since decodes ride along with the
+# prompts, in steps that read the weights anyway. What that costs is on the right. With 64 clients the median first
+# token comes more than twice as late, for prompts now share every step with all who decode.
+#
 # ## When memory is full
 #
 # With blocks, sequences are let in as long as *their present* fits (lesson 8). All of them grow, so it happens that one

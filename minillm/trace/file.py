@@ -251,9 +251,10 @@ def _check_step(record: StepRecord, trace: Trace, where: str) -> None:
     check(min(record.milliseconds.values(), default=0) >= 0, f"a stage took {record.milliseconds}")
     check(isfinite(record.end), f"time {record.time} and milliseconds {record.milliseconds} come to no number")
     tables = [chunk.block_table for chunk in record.chunks] + [sequence.block_table for sequence in record.running]
-    for table in [*filter(None, tables), record.pool.cached or [0]]:
-        fits = min(table) >= 0 and max(table) < num_blocks
-        check(fits, f"blocks are 0 to {num_blocks - 1}, but it names {min(table)} to {max(table)}")
+    named = [*filter(None, tables), record.pool.cached or [0]]
+    lowest, highest = min(map(min, named)), max(map(max, named))
+    fits = lowest >= 0 and highest < num_blocks
+    check(fits, f"blocks are 0 to {num_blocks - 1}, but it names {highest if lowest >= 0 else lowest}")
     check(min(record.pool.references, default=0) >= 0, "a block is named by fewer than no tables")
     check(not any(record.pool.references[block] for block in record.pool.cached), "a cached block is held as well")
     stages = set(record.milliseconds)

@@ -3,6 +3,7 @@
 It reads records and plain numbers, and touches nothing.
 """
 
+from minillm.view.browser import write_page
 from minillm.view.console import ConsoleView
 from minillm.view.heatmap import HeatMap
 from minillm.view.heatpage import heat_page
@@ -22,5 +23,6 @@ __all__ = [
     "heat_page",
     "perfetto_events",
     "plain_line",
+    "write_page",
     "write_perfetto",
 ]

@@ -2,19 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import asdict
-from itertools import islice
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from minillm import LLM, EngineConfig, SamplingParams, __version__
+from minillm import LLM, EngineConfig, __version__
 from minillm.batch import Batch, Chunk
 from minillm.engine import Engine as ServingEngine
 from minillm.kv_cache import KVCache
 from minillm.llm import PREFILL_CHUNK
 from minillm.ops import backend
-from minillm.trace import Trace, run_metrics
+from minillm.trace import run_metrics
 
 backend("numba")  # imported now: loading is to be about the model
 
@@ -54,20 +53,17 @@ class Engine:
     def serve(
         self, prompts: list[list[int]], answer_lengths: list[int], clients: int, **options: Any
     ) -> dict[str, Any]:
-        """Requests of so many clients at once: whenever one has its answer, the next is sent. Returns `RunMetrics`."""
+        """Requests of so many clients, each of whom sends the next when it has its answer. Returns `RunMetrics`."""
+        from minillm.bench.serving import (
+            serve_clients,
+        )  # only now: it brings the whole benchmark, and starting is timed
+
         longest = max(len(prompt) + length for prompt, length in zip(prompts, answer_lengths, strict=True))
         config = EngineConfig(num_blocks=clients * -(-longest // EngineConfig.block_size), **options)
         cache = KVCache(self.llm.config, config.num_blocks, config.block_size)
         engine = ServingEngine(self.llm.transformer, cache, config.scheduler(cache.blocks), threads=self.llm.threads)
-        trace = Trace(engine.facts)
-        engine.listeners.append(trace.append)
         requests = zip(prompts, answer_lengths, strict=True)
-        for prompt, length in islice(requests, clients):
-            engine.add_request(prompt, _params(length))
-        while engine.has_unfinished:
-            for prompt, length in islice(requests, len(engine.step().finished)):
-                engine.add_request(prompt, _params(length))
-        return asdict(run_metrics(trace))
+        return asdict(run_metrics(serve_clients(engine, requests, clients)))
 
     def _make_room(self, num_sequences: int, length: int) -> None:
         block_size = self.llm.kv_cache.block_size
@@ -91,8 +87,3 @@ class Engine:
         started = perf_counter()
         action(*arguments)
         return perf_counter() - started
-
-
-def _params(length: int) -> SamplingParams:
-    """An answer of exactly that length."""
-    return SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True)

@@ -109,7 +109,8 @@ function drawState(context, theme, state, share, x, y, width, height) {
     context.stroke();
     context.restore();
   } else {
-    drawSign(context, state, colour, x + Math.min(width, 9) / 2, middle);
+    const half = Math.min(width, 9) / 2; // a preemption comes before the step computes, an end after it
+    drawSign(context, state, colour, state === "preempted" ? x + half : x + width - half, middle);
   }
 }
 

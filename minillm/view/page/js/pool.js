@@ -48,17 +48,18 @@ class PoolView {
     const own = record.running.find((part) => run.rowOf(part.who, record.index) === followed);
     const table = own ? own.block_table : [];
     const places = new Map(table.map((block, place) => [block, place]));
+    const held = [];
     for (let block = 0; block < blocks; block++) {
-      this.drawTile(context, block, record.pool.references[block], cached.has(block), places.get(block));
+      this.drawTile(context, block, record.pool.references[block], cached.has(block));
+      if (record.pool.references[block]) held.push(block);
     }
-    this.drawPath(context, table);
+    this.drawPath(context, table); // over the colours, and under the letters
+    for (const block of held) this.label(context, block, record.pool.references[block], places.get(block));
     this.outline(context, this.pointed, 2.5);
     this.sayTable(table, record);
     this.detail.textContent = this.pointed === null ? "" : this.describe(this.pointed, cached, places);
-    const { held, cached: kept } = run.data.columns;
-    const index = record.index;
     canvas.setAttribute("aria-label",
-      `Block pool: ${held[index]} of ${record.pool.references.length} blocks held, ${kept[index]} cached. ` +
+      `Block pool: ${held.length} of ${record.pool.references.length} blocks held, ${cached.size} cached. ` +
       (followed ? `${followed.name} holds ${table.length ? `blocks ${table.join(", ")}` : "none"}.` : ""));
   }
 
@@ -66,43 +67,48 @@ class PoolView {
     return [(block % this.columns) * this.tile, Math.floor(block / this.columns) * this.tile];
   }
 
-  drawTile(context, block, references, isCached, place) {
+  drawTile(context, block, references, isCached) {
     const { theme } = this.panel;
     const [x, y] = this.corner(block);
     const size = this.tile - 1;
-    const middle = [x + size / 2, y + size / 2];
     if (references) {
-      const owners = this.owners.get(block) || [];
-      const shared = references > 1 || owners.length !== 1;
-      context.fillStyle = shared ? "#ddd" : owners[0].colour;
+      const owner = this.ownerOf(block, references);
+      context.fillStyle = owner ? owner.colour : "#ddd";
       context.fillRect(x, y, size, size);
-      if (shared) hatch(context, x, y, size, size, "#777", 4);
-      if (this.tile >= 14) this.label(context, shared ? String(references) : owners[0].letter, middle, place, shared);
-      if (place !== undefined) this.outline(context, block, this.tile >= 14 ? 2 : 1.5);
+      if (!owner) hatch(context, x, y, size, size, "#777", 4);
     } else if (isCached) {
       context.strokeStyle = theme.quiet;
       context.lineWidth = 1;
       context.strokeRect(x + 0.5, y + 0.5, size - 1, size - 1);
       context.fillStyle = theme.quiet;
-      context.fillRect(middle[0] - 1.5, middle[1] - 1.5, 3, 3);
+      context.fillRect(x + size / 2 - 1.5, y + size / 2 - 1.5, 3, 3);
     } else {
       context.fillStyle = theme.line;
       context.fillRect(x, y, size, size);
     }
   }
 
-  // Who holds it; where the tile is large enough, also which block of the followed sequence's table it is.
-  label(context, text, [x, y], place, shared) {
+  // The one row that holds it; null if it is shared.
+  ownerOf(block, references) {
+    const owners = this.owners.get(block) || [];
+    return references === 1 && owners.length === 1 ? owners[0] : null;
+  }
+
+  // Who holds it, or how many do; where there is room, also which block of the followed sequence's table it is.
+  label(context, block, references, place) {
     const { theme } = this.panel;
-    if (shared) {
-      context.fillStyle = "#ddd";
-      context.fillRect(x - 5, y - 6, 10, 12);
-    }
+    if (place !== undefined) this.outline(context, block, this.tile >= 14 ? 2 : 1.5);
+    if (this.tile < 14) return;
+    const owner = this.ownerOf(block, references);
+    const [left, top] = this.corner(block);
     const numbered = place !== undefined && this.tile >= 22;
-    write(context, theme, text, numbered ? x - 4 : x, y + 0.5, {
-      size: 11, colour: "#000", weight: 600, align: "center",
-    });
-    if (numbered) write(context, theme, String(place), x + 9, y + 6, { size: 9, colour: "#000", align: "right" });
+    const x = left + (this.tile - 1) / 2 - (numbered ? 4 : 0);
+    const y = top + (this.tile - 1) / 2;
+    context.fillStyle = owner ? owner.colour : "#ddd"; // so that no line runs through the letter
+    context.fillRect(x - 5, y - 6, numbered ? 15 : 10, 13);
+    const text = owner ? owner.letter : String(references);
+    write(context, theme, text, x, y + 0.5, { size: 11, colour: "#000", weight: 600, align: "center" });
+    if (numbered) write(context, theme, String(place), x + 13, y + 6, { size: 9, colour: "#000", align: "right" });
   }
 
   outline(context, block, width) {

@@ -47,13 +47,13 @@ class TimelineView {
     else if (top + LANE > this.scroller.scrollTop + room) this.scroller.scrollTop = top + LANE - room;
   }
 
-  // Scroll so that somebody's lane is to be seen who runs.
+  // If nobody's lane is to be seen who runs, scroll so that the first of them is at the top.
   revealRunning(record) {
     const rows = record.running.map((part) => this.panel.run.rowOf(part.who, record.index)).filter(Boolean);
     const top = this.scroller.scrollTop;
     const bottom = top + this.scroller.clientHeight - RULER;
     const isSeen = (row) => row.number * LANE >= top && (row.number + 1) * LANE <= bottom;
-    if (rows.length && !rows.some(isSeen)) this.reveal(rows[0]);
+    if (rows.length && !rows.some(isSeen)) this.scroller.scrollTop = rows[0].number * LANE;
   }
 
   draw(index) {
