@@ -279,7 +279,7 @@ def test_a_gguf_file_holds_the_same_model(name, storage, tmp_path):
 @settings(max_examples=50)
 @given(
     storage=st.sampled_from(["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"]),
-    rope_parameters=rope("default", "linear", "llama3"),
+    rope_parameters=any_rope.filter(lambda rope: rope.get("truncate", True)),  # files have no key for the others
     tied=booleans,
     text=texts(),
 )
