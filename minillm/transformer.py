@@ -90,11 +90,13 @@ class Transformer:
         Raises
         ------
         ValueError
-            A token id is not in the vocabulary.
+            A token id is not in the vocabulary, or a position not among those that the model has learned.
         """
         if not 0 <= batch.token_ids.min() <= batch.token_ids.max() < self.config.vocab_size:
             raise ValueError(f"{batch} holds a token id outside 0 to {self.config.vocab_size - 1}")
         ops, config = self.ops, self.config
+        if config.learned_positions and batch.positions.max() >= config.context_length:
+            raise ValueError(f"{batch} goes beyond the {config.context_length} positions that the model has learned")
         x = ops.embed(batch.token_ids, self.embedding)  # [T, D], and so it stays through all layers
         if config.embedding_scale != 1:
             x = x * config.embedding_scale

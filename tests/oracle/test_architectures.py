@@ -363,6 +363,16 @@ def test_rotary_frequencies(rope_parameters, head_dim, tmp_path_factory):
     np.testing.assert_allclose(magnitude, theirs.attention_scaling, rtol=1e-12)
 
 
+def test_a_position_that_was_never_learned_is_refused():
+    config = ModelConfig("gpt2", 50, 16, 24, 1, 2, 2, 8, context_length=5, gated=False, learned_positions=True)
+    shapes = config.tensor_shapes()
+    transformer = Transformer(config, lambda name: np.zeros(shapes[name], np.float32), backend("numpy"))
+    cache = KVCache.contiguous(config, 8)
+    assert transformer.forward(Batch.from_chunks([Chunk([1] * 5, 0, [0])], 8), cache).shape == (1, 50)
+    with pytest.raises(ValueError, match="goes beyond the 5 positions that the model has learned"):
+        transformer.forward(Batch.from_chunks([Chunk([1], 5, [0])], 8), cache)
+
+
 def test_a_mixture_costs_what_the_experts_cost_that_a_token_takes():
     config = ModelConfig(
         "mixtral", 50, 16, 24, 2, 2, 1, 8, 64, num_experts=6, experts_per_token=2, tie_embeddings=True, output_bias=True
