@@ -87,11 +87,13 @@ class Transformer:
         Raises
         ------
         ValueError
-            A token id is not in the vocabulary.
+            A token id is not in the vocabulary, or a position not among those that the model has learned.
         """
         if not 0 <= batch.token_ids.min() <= batch.token_ids.max() < self.config.vocab_size:
             raise ValueError(f"{batch} holds a token id outside 0 to {self.config.vocab_size - 1}")
         ops, config = self.ops, self.config
+        if config.learned_positions and batch.positions.max() >= config.context_length:
+            raise ValueError(f"{batch} goes beyond the {config.context_length} positions that the model has learned")
         if probe is not no_probe:
             probe = with_copies(probe, ops.to_numpy)
         x = ops.embed(batch.token_ids, self.embedding)  # [T, D], and so it stays through all layers

@@ -184,6 +184,7 @@ def _add_keys_of_rotary_models(writer: gguf.GGUFWriter, config: transformers.Pre
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
     if rope["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", llama3_frequency_factors(config))
     if rope["rope_type"] == "longrope":

@@ -224,6 +224,21 @@ def test_llama3_scaling_arrives_as_a_factor_per_frequency(tmp_path):
     assert list(scaling.factors) == sorted(scaling.factors)
 
 
+@pytest.mark.parametrize("kind", ["none", "linear", "yarn"])
+def test_turned_queries_may_be_made_larger_whatever_the_scaling(kind, tmp_path):
+    def edit(writer):
+        writer.add_rope_scaling_attn_factors(1.5)
+        number("llama.rope.scaling.type", kind, TEXT)(writer)
+        if kind != "none":
+            writer.add_rope_scaling_factor(4.0)
+        writer.add_rope_scaling_orig_ctx_len(64)
+
+    scaling = open_checkpoint(write_gguf(tmp_path / "m.gguf", random_llama(), edit=edit)).config.rope_scaling
+    assert scaling.kind == ("yarn" if kind == "yarn" else "linear")
+    assert scaling.factor == (1.0 if kind == "none" else 4.0)
+    assert scaling.magnitude == pytest.approx(1.5 * (1 + 0.1 * np.log(4)) if kind == "yarn" else 1.5)
+
+
 def test_tokenizer_is_built_when_asked_for_and_equal_in_both_formats(tmp_path):
     hf_path, model = write_hf_folder(tmp_path / "hf", with_tokenizer=True)
     hf = open_checkpoint(hf_path)

@@ -45,6 +45,13 @@ def other_folder(path: Path, model_type: str) -> Path:
     [
         ("mistral", "layer_types", ["full_attention"] * 2, UnsupportedError, r"layer_types is \['full_attention'"),
         ("mistral", "sliding_window", 0, CheckpointError, r"'sliding_window' is 0"),
+        (
+            "qwen2",
+            "rope_parameters",
+            {"full_attention": {}},
+            UnsupportedError,
+            r"has a section 'full_attention'; of this",
+        ),
         ("qwen2", "layer_types", ["full_attention"], CheckpointError, r"wanted a list of 2 kinds, 'full_attention' or"),
         (
             "qwen2",

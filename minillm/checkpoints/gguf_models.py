@@ -143,27 +143,31 @@ def _rope_scaling(fields: Fields, factors: StoredTensor | None) -> RopeScaling |
             f"{fields.where}: field {fields.key('rope.scaling.type')!r} is {kind!r:.60}; "
             "'none', 'linear' and 'yarn' are implemented"
         )
-    scaling = None
-    if kind == "linear" and factor:
-        scaling = RopeScaling("linear", shortest(factor))
-    if kind == "yarn":
-        scaling = _yarn(fields, shortest(factor or 1.0))
-    if factors is None:
-        return scaling
-    if scaling:
-        raise UnsupportedError(f"{fields.where}: {kind} rope scaling together with {factors.name!r}: not implemented")
     magnitude = shortest(fields.number("rope.scaling.attn_factor", 1.0))
-    return RopeScaling("per_frequency", 1.0, factors=_rope_factors(factors, fields.where), magnitude=magnitude)
+    scaling = None
+    if kind == "yarn":
+        scaling = _yarn(fields, shortest(factor or 1.0), magnitude)
+    elif kind == "linear" and factor:
+        scaling = RopeScaling("linear", shortest(factor), magnitude=magnitude)
+    if factors is not None:
+        if scaling:
+            raise UnsupportedError(
+                f"{fields.where}: {kind} rope scaling together with {factors.name!r}: not implemented"
+            )
+        scaling = RopeScaling("per_frequency", 1.0, factors=_rope_factors(factors, fields.where), magnitude=magnitude)
+    if scaling is None and magnitude != 1:
+        scaling = RopeScaling("linear", 1.0, magnitude=magnitude)
+    return scaling
 
 
-def _yarn(fields: Fields, factor: float) -> RopeScaling:
+def _yarn(fields: Fields, factor: float, magnitude: float) -> RopeScaling:
     return RopeScaling(
         "yarn",
         factor,
         original_context_length=fields.integer("rope.scaling.original_context_length"),
         beta_fast=shortest(fields.number("rope.scaling.yarn_beta_fast", 32.0)),
         beta_slow=shortest(fields.number("rope.scaling.yarn_beta_slow", 1.0)),
-        magnitude=yarn_magnitude(factor) * shortest(fields.number("rope.scaling.attn_factor", 1.0)),
+        magnitude=yarn_magnitude(factor) * magnitude,
     )
 
 

@@ -17,6 +17,12 @@ from minillm.rope import longrope_magnitude, yarn_magnitude
 def read_rope(fields: Fields, default_theta: float = 10000.0) -> dict[str, Any]:
     """ModelConfig's `rope_theta` and `rope_scaling`."""
     rope = rope_section(fields)
+    nested = sorted(name for name, value in rope.values.items() if isinstance(value, dict))
+    if nested:
+        raise UnsupportedError(
+            f"{rope.where}: has a section {nested[0]!r:.60}; of this architecture only one way of turning for all "
+            "layers is implemented"
+        )
     for section in (fields, rope):
         if section.number("partial_rotary_factor", 1.0) != 1.0:
             raise UnsupportedError(
