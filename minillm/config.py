@@ -54,12 +54,12 @@ class ModelConfig:
     mlp_bias: bool = False  # biases on gate, up and down
     tie_embeddings: bool = False  # the output head is the embedding matrix
 
-    # --- in what models differ from Llama: the rest of this list is its own answer to each question
+    # In what models differ. The defaults are Llama's; docs/models.md has who has what.
     norm: str = "rms"  # or "layer", which also takes off the mean and adds a bias
     qk_norm: bool = False  # every query and key head passes a norm before it is turned
     post_norms: bool = False  # what attention and MLP give passes a norm before it is added
     activation: str = "silu"  # or "gelu": the curve in the MLP
-    gated: bool = True  # the MLP has a gate beside its way up
+    gated: bool = True  # the MLP has a gate beside its way up; without one, the curve is gelu
     embedding_scale: float = 1.0  # what embeddings are multiplied by
     query_scale: float | None = None  # what scores are multiplied by; None for 1 / sqrt(K)
     attention_soft_cap: float | None = None  # scores are squeezed between this and its negative

@@ -182,7 +182,7 @@ class Transformer:
         return output
 
     def _mlp(self, x: Array, weights: Layer | MLP, name: str, probe: Probe) -> Array:
-        """The gated feed-forward layer, down(silu(gate(x)) * up(x)): [T, D] -> [T, D]."""
+        """The feed-forward layer, down(silu(gate(x)) * up(x)), or with gelu, or without a gate: [T, D] -> [T, D]."""
         ops = self.ops
         up = ops.linear(x, weights.up.weight, weights.up.bias)
         if weights.gate:

@@ -459,6 +459,17 @@ def test_neighbours_are_multiplied_with_as_one(form):
     assert joined(jit.as_matrices([parts[0], weights_of(other, 0, 5, 2)])) is None
 
 
+def test_matrices_of_several_kinds_lie_each_with_its_own():
+    parts = [weights_of(form, seed, 64, 2) for seed, form in enumerate(("float32", "bfloat16", "float32", "bfloat16"))]
+    matrices = jit.as_matrices(parts)
+    for first in (0, 1):
+        together = joined(matrices[first::2])
+        np.testing.assert_array_equal(jit.dequantize(together), np.concatenate(parts[first::2]))
+    assert joined(matrices[:2]) is None
+    assert joined([matrices[2], matrices[0]]) is None  # not in this order
+    assert joined([matrices[0], matrices[0]]) is None
+
+
 def test_a_matrix_without_outputs_and_rows_of_the_wrong_length():
     empty = jit.as_matrix(quantized(0, 0, 2, 32, True))
     assert jit.linear(np.ones((2, 64), np.float32), empty).shape == (2, 0)

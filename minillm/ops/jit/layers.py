@@ -30,15 +30,15 @@ def fuse(layers: Sequence[Any], config: Any) -> Callable | None:
     """The compiled pass through all layers (each a `minillm.weights.Layer`): `(x, angles, batch, kv_cache) -> x`.
 
     Queries, keys and values come out of one product, and so do gate and up: fewer, larger pieces of work to share
-    among the threads. Where the kind of weights changes from layer to layer, as in files that keep more bits of some,
-    a call goes as far as one kind does. None where those of a layer do not lie side by side; for models with layer
-    norm, learned positions, an MLP without a gate, or experts; and with the compiler off, where the readable pass is as
-    fast and can be stepped through. `config` is a ModelConfig.
+    among the threads. Files may keep more bits of some: where values differ from queries and keys, they have a product
+    of their own; where layers differ, a call goes as far as they are alike. None where the matrices of a layer differ
+    otherwise; for models with layer norm, learned positions, an MLP without a gate, or experts; and with the compiler
+    off, where the readable pass is as fast and can be stepped through. `config` is a ModelConfig.
     """
     if numba.config.DISABLE_JIT or not _serves(config):
         return None
     passes, start = [], 0
-    for _, run in groupby(layers, lambda layer: [id(matrix.codes.base) for matrix in _matrices(layer)]):
+    for _, run in groupby(layers, _arrays):
         of_run = list(run)
         passes.append(_fuse_run(of_run, start, config))
         start += len(of_run)
@@ -55,17 +55,23 @@ def fuse(layers: Sequence[Any], config: Any) -> Callable | None:
     return forward
 
 
-def _matrices(layer: Any) -> list[TiledMatrix]:
-    return [getattr(layer, name).weight for name in ("q", "k", "v", "output", "gate", "up", "down")]
+def _arrays(layer: Any) -> list[int]:
+    """Which arrays a layer's matrices lie in: of neighbours in the same ones, all are of the same kinds."""
+    names = ("q", "k", "v", "output", "gate", "up", "down")
+    return [id(getattr(layer, name).weight.codes.base) for name in names]
 
 
 def _fuse_run(layers: Sequence[Any], start: int, config: Any) -> Callable | None:
     """`fuse` for neighbours, the first of them layer number `start`, whose weights are of one kind."""
-    qkv, output, gate_up, down = (
+    qkv, qk, v, output, gate_up, down = (
         _stacked([[getattr(layer, name).weight for name in names] for layer in layers])
-        for names in (["q", "k", "v"], ["output"], ["gate", "up"], ["down"])
+        for names in (["q", "k", "v"], ["q", "k"], ["v"], ["output"], ["gate", "up"], ["down"])
     )
-    if None in (qkv, output, gate_up, down):
+    if qkv:
+        v = qkv._replace(codes=qkv.codes[:0])  # is part of it
+    else:
+        qkv = qk
+    if None in (qkv, v, output, gate_up, down):
         return None
     first = layers[0]
     weights = (
@@ -77,6 +83,7 @@ def _fuse_run(layers: Sequence[Any], start: int, config: Any) -> Callable | None
         tuple(_norms(layers, name) for name in ("attention_norm", "q_norm", "k_norm", "post_attention_norm")),
         tuple(_norms(layers, name) for name in ("mlp_norm", "post_mlp_norm")),
         tuple(qkv),
+        tuple(v),
         tuple(_biases([getattr(layer, name) for layer in layers]) for name in "qkv"),
         (first.q.weight.num_outputs, first.k.weight.num_outputs),
         tuple(output),
@@ -147,6 +154,7 @@ def _layers(
     attention_norms,
     mlp_norms,
     qkv,
+    own_v,
     qkv_biases,
     qkv_sizes,
     output,
@@ -167,13 +175,17 @@ def _layers(
     no_bias = np.empty(0, np.float32)  # of a bias's type, where the constant NO_BIAS would be compiled for anew
     for index in range(count):
         layer = first_layer + index
-        product = multiply(rms_norm(x, norms[index], eps), _of_layer(qkv, index, count), no_bias)
+        normed = rms_norm(x, norms[index], eps)
+        product = multiply(normed, _of_layer(qkv, index, count), no_bias)
         add_bias(product, 0, qkv_biases[0][index])
         add_bias(product, k_start, qkv_biases[1][index])
-        add_bias(product, v_start, qkv_biases[2][index])
         q = _heads(product, 0, q_size, head_dim)
         k = _heads(product, k_start, k_size, head_dim)
-        v = _heads(product, v_start, k_size, head_dim)
+        start_of_v = v_start
+        if len(own_v[0]):
+            product, start_of_v = multiply(normed, _of_layer(own_v, index, count), no_bias), 0
+        add_bias(product, start_of_v, qkv_biases[2][index])
+        v = _heads(product, start_of_v, k_size, head_dim)
         q, k = _norm_heads(q, q_norms[index], eps), _norm_heads(k, k_norms[index], eps)
         cosines, sines = window_angles if windows[index] < NO_WINDOW else angles
         keep_kv(rotate(k, cosines, sines), v, key_blocks, value_blocks, layer, slots)

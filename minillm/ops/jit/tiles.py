@@ -20,7 +20,6 @@ processor with AVX-512 is slowest at; a word is loaded once and serves eight tim
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -121,14 +120,20 @@ def as_matrix(weights: np.ndarray | QuantizedMatrix) -> TiledMatrix:
 
 
 def as_matrices(weights: Iterable[np.ndarray | QuantizedMatrix]) -> list[TiledMatrix]:
-    """`as_matrix` of several, the tiles of neighbours end to end in one array, as far as they are of one kind: one
-    form, block size and number of inputs.
+    """`as_matrix` of several, the tiles of all that are of one kind (form, block size and number of inputs) end to end
+    in one array, in their order.
 
-    They can then be multiplied with as one (`joined`), and the system gives a long array large pages: decode,
+    Neighbours can then be multiplied with as one (`joined`), and the system gives a long array large pages: decode,
     which reads every weight once, was 14 % faster than with an array for each matrix.
     """
-    neighbours = [list(run) for _, run in groupby(map(as_matrix, weights), _kind)]
-    return [matrix for run in neighbours for matrix in _end_to_end(run)]
+    matrices = [as_matrix(matrix) for matrix in weights]
+    places: dict[tuple[object, ...], list[int]] = {}
+    for place, matrix in enumerate(matrices):
+        places.setdefault(_kind(matrix), []).append(place)
+    for of_kind in places.values():
+        for place, matrix in zip(of_kind, _end_to_end([matrices[place] for place in of_kind]), strict=True):
+            matrices[place] = matrix
+    return matrices
 
 
 def _kind(matrix: TiledMatrix) -> tuple[object, ...]:
@@ -147,13 +152,16 @@ def _end_to_end(matrices: Sequence[TiledMatrix]) -> list[TiledMatrix]:
 
 
 def joined(matrices: Sequence[TiledMatrix]) -> TiledMatrix | None:
-    """Neighbours that `as_matrices` laid end to end as one matrix; None where it could not.
+    """Matrices that `as_matrices` laid end to end as one matrix; None where they are not neighbours.
 
     Its outputs are those of the first, padded to whole tiles, then those of the second, and so on.
     """
     first = matrices[0]
     base = first.codes.base
     if base is None or any(matrix.codes.base is not base for matrix in matrices):
+        return None
+    ends = [matrix.codes.ctypes.data + matrix.codes.nbytes for matrix in matrices]
+    if [matrix.codes.ctypes.data for matrix in matrices[1:]] != ends[:-1]:
         return None
     start = (first.codes.ctypes.data - base.ctypes.data) // base[0].nbytes
     tiles = slice(start, start + sum(len(matrix.codes) for matrix in matrices))
