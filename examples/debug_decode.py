@@ -119,7 +119,8 @@ def walk(served: Served, stop: bool = False, say: Callable[..., None] = quiet) -
         sampled.append([])
         for choice in row:
             text, finish_reason = served.answers[known.request_id].push(choice.token_id)
-            known.sampled.append(SampledToken(known.completion, choice.token_id, text, choice.logprob))
+            own_text = llm.tokenizer.token_text(choice.token_id)
+            known.sampled.append(SampledToken(known.completion, choice.token_id, text, choice.logprob, own_text))
             sampled[-1].append(Sampled(choice.token_id, finish_reason))
     scheduler.commit(plan, sampled)
     say("5. commit", sampled, *(chunk.sequence for chunk in plan.chunks), scheduler)

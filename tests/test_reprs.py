@@ -15,7 +15,7 @@ from minillm.ops import jit
 from minillm.quantization import quantize
 from minillm.sampling import sample
 from minillm.short import MOST, few
-from minillm.transformer import Linear
+from minillm.weights import Linear
 
 LONGEST = 300  # characters
 

@@ -56,8 +56,8 @@ class ImaginedTransformer:
         self.costs, self.roofline, self.now = costs, roofline, 0.0
         self.weight_bytes, self.ops = costs.weight_bytes, backend("numpy")
 
-    def forward(self, batch: Batch, kv_cache: KVCache) -> np.ndarray:
-        """Scores [S, 2] that are all 0."""
+    def forward(self, batch: Batch, kv_cache: KVCache, **_: object) -> np.ndarray:
+        """Scores [S, 2] that are all 0; a probe is shown nothing."""
         starts = batch.positions[batch.query_starts[:-1]].tolist()
         chunks = zip(starts, np.diff(batch.query_starts).tolist(), strict=True)
         self.now += self.roofline.seconds(step_work(self.costs, chunks))

@@ -32,7 +32,7 @@ SPLIT = 256  # keys that one thread takes; a multiple of LANES
 QUERIES = 8  # tokens of a sequence that use a block's keys before the next is read
 SLAB = 16  # groups of queries that are worked on together: bounds the memory for what they carry from each split
 NOTHING = np.float32(-math.inf)  # the score of a key that must not be seen
-NO_WINDOW = 2**31  # more positions than any sequence has
+NO_WINDOW = 2**31 - 1  # more positions than any sequence has; an int32, as they are
 
 
 def write_kv(keys, values, key_blocks, value_blocks, layer, slots):
