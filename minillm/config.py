@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,11 @@ class ModelConfig:
     def window(self, layer: int) -> int | None:
         """How many positions a query of a layer sees, the last its own; None for all before it."""
         return self.sliding_window if layer in self.window_layers else None
+
+    def __repr__(self):
+        """What is not as in Llama's defaults: a line that a debugger can show."""
+        told = (f for f in fields(self) if f.default is MISSING or getattr(self, f.name) != f.default)
+        return f"ModelConfig({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in told)})"
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Name and shape of every tensor a checkpoint of this model must hold (matrices: outputs first)."""
