@@ -40,18 +40,13 @@ def latency_against_throughput(axes: Axes, runs: Mapping[str, Mapping[int, RunMe
     """
     marks, labels = [], []
     for (policy, by_load), (colour, marker, _) in zip(runs.items(), _styles(), strict=False):
-        for quantile, line, fill in (("median", "-", colour), ("p95", "--", "white")):
-            times = {load: getattr(run, f"{quantile}_{latency}") for load, run in by_load.items()}
-            points = {load: (by_load[load].throughput, 1000 * time) for load, time in times.items() if time is not None}
-            columns = _columns(points.values())
-            axes.plot(*columns, line, marker=marker, color=colour, markerfacecolor=fill, linewidth=1.5, label=policy)
-            marks += points.values()
-            if quantile == "median":
-                last = max(points, default=None)
-                labels += [
-                    (f"{load}, {policy}" if load == last else str(load), point, colour)
-                    for load, point in points.items()
-                ]
+        median, slow = (_latencies(by_load, f"{which}_{latency}") for which in ("median", "p95"))
+        style = {"marker": marker, "color": colour, "linewidth": 1.5}
+        axes.plot(*_columns(median.values()), "-", **style)
+        axes.plot(*_columns(slow.values()), "--", markerfacecolor="white", **style)
+        marks += [*median.values(), *slow.values()]
+        for load, point in median.items():
+            labels.append((f"{load}, {policy}" if load == max(median) else str(load), point, colour))
     keys = [
         axes.plot([], [], line, marker="o", color=GREY, markerfacecolor=fill, label=label)[0]
         for label, line, fill in (("median", "-", GREY), ("95th percentile", "--", "white"))
@@ -163,6 +158,12 @@ def roofline(axes: Axes, limit: Roofline, points: Mapping[str, Mapping[str, tupl
         names = [(name, point, COLOURS[0]) for name, point in next(iter(drawn.values())).items()]
         _name_points(axes, names, [*others, *roof])
     _finish(axes, "The roofline of this machine, and what reaches it")
+
+
+def _latencies(by_load: Mapping[int, RunMetrics], name: str) -> dict[int, tuple[float, float]]:
+    """By load: tokens a second, and the milliseconds that the run's metric of that name tells, if it does."""
+    times = {load: getattr(run, name) for load, run in by_load.items()}
+    return {load: (by_load[load].throughput, 1000 * time) for load, time in times.items() if time is not None}
 
 
 def _styles() -> Iterator[tuple[str, str, object]]:

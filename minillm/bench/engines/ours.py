@@ -54,9 +54,8 @@ class Engine:
         self, prompts: list[list[int]], answer_lengths: list[int], clients: int, **options: Any
     ) -> dict[str, Any]:
         """Requests of so many clients, each of whom sends the next when it has its answer. Returns `RunMetrics`."""
-        from minillm.bench.serving import (
-            serve_clients,
-        )  # only now: it brings the whole benchmark, and starting is timed
+        # Imported only now: with it comes the whole benchmark, and how long this engine takes to start is measured.
+        from minillm.bench.serving import serve_clients
 
         longest = max(len(prompt) + length for prompt, length in zip(prompts, answer_lengths, strict=True))
         config = EngineConfig(num_blocks=clients * -(-longest // EngineConfig.block_size), **options)
