@@ -122,11 +122,19 @@ class Tokenizer:
             where=where,
         )
 
-    def __repr__(self) -> str:
+    @property
+    def kind(self) -> str:
+        """How it cuts text, for people: "byte-level BPE", "SentencePiece BPE", "Unigram", ..."""
         kind = type(self._backend.model).__name__
+        decoder = str(self._backend.decoder)
+        if "ByteLevel" in decoder:
+            return f"byte-level {kind}"
+        return f"SentencePiece {kind}" if "ByteFallback" in decoder else kind
+
+    def __repr__(self) -> str:
         template = "with" if self.chat_template else "without"
         return (
-            f"Tokenizer({kind}, {self.vocab_size:,} tokens, bos {self.bos_token_id}, eos {self.eos_token_ids}, "
+            f"Tokenizer({self.kind}, {self.vocab_size:,} tokens, bos {self.bos_token_id}, eos {self.eos_token_ids}, "
             f"{template} chat template, from {self.where!r})"
         )
 
