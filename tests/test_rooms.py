@@ -54,6 +54,7 @@ MAY_USE = {
         "trace",
         "transformer",
     },
+    "info": {"catalog", "checkpoints", "config", "kv_cache", "ops", "quantization", "roofline", "tokenizer"},
     "view": {"roofline", "trace"},
     "plots": {"roofline", "trace"},
 }

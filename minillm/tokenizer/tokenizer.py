@@ -89,16 +89,17 @@ class Tokenizer:
         if source is None:
             raise TokenizerError(f"{where}: no such file; a model folder needs its tokenizer in this form")
         check_growth(_json_object(source, where), where)
-        config = _read_json(path / "tokenizer_config.json")
+        config_path = path / "tokenizer_config.json"
+        config = _read_json(config_path)
         names = _read_json(path / "special_tokens_map.json") | config
         with _backend_errors(where):
             backend = tokenizers.Tokenizer.from_str(source)
-            _add_missing_tokens(backend, config.get("added_tokens_decoder"), str(path / "tokenizer_config.json"))
+            _add_missing_tokens(backend, config.get("added_tokens_decoder"), str(config_path))
         return cls(
             backend,
-            special_tokens=_special_tokens(names, str(path / "tokenizer_config.json")),
+            special_tokens=_special_tokens(names, str(config_path)),
             eos_token_ids=_eos_token_ids(path),
-            chat_template=_read_text(path / "chat_template.jinja") or _config_template(config),
+            chat_template=_read_text(path / "chat_template.jinja") or _config_template(config, str(config_path)),
             where=where,
         )
 
@@ -122,11 +123,19 @@ class Tokenizer:
             where=where,
         )
 
-    def __repr__(self) -> str:
+    @property
+    def kind(self) -> str:
+        """How it cuts text, for people: "byte-level BPE", "SentencePiece BPE", "Unigram", ..."""
         kind = type(self._backend.model).__name__
+        decoder = str(self._backend.decoder)
+        if "ByteLevel" in decoder:
+            return f"byte-level {kind}"
+        return f"SentencePiece {kind}" if "ByteFallback" in decoder else kind
+
+    def __repr__(self) -> str:
         template = "with" if self.chat_template else "without"
         return (
-            f"Tokenizer({kind}, {self.vocab_size:,} tokens, bos {self.bos_token_id}, eos {self.eos_token_ids}, "
+            f"Tokenizer({self.kind}, {self.vocab_size:,} tokens, bos {self.bos_token_id}, eos {self.eos_token_ids}, "
             f"{template} chat template, from {self.where!r})"
         )
 
@@ -348,12 +357,12 @@ def _eos_token_ids(path: Path) -> list[int]:
     return []
 
 
-def _config_template(config: dict[str, Any]) -> str | None:
+def _config_template(config: dict[str, Any], where: str) -> str | None:
     """The chat template in `tokenizer_config.json`: text, or a list of named ones of which "default" counts."""
     value = config.get("chat_template")
     if isinstance(value, list):
         named = [entry for entry in value if isinstance(entry, dict) and entry.get("name") == "default"]
         value = named[-1].get("template") if named else None
     if value is not None and not isinstance(value, str):
-        raise TokenizerError(f"tokenizer_config.json: 'chat_template' is {value!r:.60}, wanted text")
+        raise TokenizerError(f"{where}: 'chat_template' is {value!r:.60}, wanted text")
     return value

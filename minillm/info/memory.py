@@ -1,0 +1,67 @@
+"""What memory this machine has, and what of a model's keys and values fits into it."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+MEMINFO = Path("/proc/meminfo")
+CONTROL_GROUP = Path("/sys/fs/cgroup")  # version 2; where a container's limit stands
+SHORTEST, STEP = 1024, 4  # contexts that are worked out: this long, and then so many times as long as the one before
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of memory: all there is, and what programs could still be given."""
+
+    total: int
+    available: int
+
+
+def find_memory() -> Memory | None:
+    """This machine's memory, or the container's; None where the system does not tell.
+
+    Only Linux tells what is available; elsewhere all counts as such.
+    """
+    try:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # Windows has no such call
+        return None
+    available = min(_available() or total, total)
+    if (limit := _number(CONTROL_GROUP / "memory.max")) and limit < total:
+        used = _number(CONTROL_GROUP / "memory.current") or 0
+        total, available = limit, min(available, max(limit - used, 0))
+    return Memory(total, available)
+
+
+def _available() -> int | None:
+    try:
+        found = re.search(r"^MemAvailable: *(\d+) kB$", MEMINFO.read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return 1024 * int(found[1]) if found else None
+
+
+def _number(path: Path) -> int | None:
+    """What a file of one number holds; None if there is no such file, or it says "max"."""
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdecimal() else None
+
+
+def contexts(longest: int) -> list[int]:
+    """Lengths of context to look at, the model's longest the last."""
+    lengths, length = [], SHORTEST
+    while length < longest:
+        lengths.append(length)
+        length *= STEP
+    return [*lengths, longest]
+
+
+def sequences_that_fit(free: int, context: int, bytes_per_token: int) -> int:
+    """How many sequences of `context` positions have room in `free` bytes, which may be less than none."""
+    return max(free, 0) // (context * bytes_per_token)
