@@ -178,6 +178,17 @@ def test_a_model_that_costs_nothing_and_steps_that_take_no_time(run):
     trace.facts.costs = COSTS
 
 
+@pytest.mark.parametrize(("length", "took"), [(0.0, 1e-320), (1.7e308, 0.0)])
+def test_rates_and_means_that_no_number_holds_are_left_out(opened, length, took):
+    trace = run_of("chunked")
+    for record in trace:
+        record.time = length * (record.step > 2)
+        record.milliseconds = dict.fromkeys(record.milliseconds, took)
+    tab = opened(trace)
+    tab.evaluate("minillm.clock.set(minillm.clock.end), minillm.frame()")
+    assert tab.locator(".requests-table tbody tr").count() == 7
+
+
 def test_pages_are_of_one_trace_or_two(run):
     for number in (0, 3):
         with pytest.raises(ValueError, match=f"not {number}"):

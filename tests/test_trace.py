@@ -35,7 +35,8 @@ FACTS = RunFacts("tiny", "chunked", "fcfs", 4, N, 64, 4, 0.01, True, ModelCosts(
 names = st.text(max_size=5)
 counts = st.integers(0, 100)
 numbers = st.floats(0, 1e6)
-tables = st.lists(st.integers(0, N - 1), max_size=4)
+blocks = st.integers(0, N - 1)
+tables = st.lists(blocks, max_size=4)
 tokens = st.builds(SampledToken, counts, counts, names, st.none() | st.floats(-50, 0), st.none() | names)
 chunks = st.builds(
     ChunkRecord,
@@ -51,10 +52,12 @@ params = st.dictionaries(names, counts | names | st.lists(counts, max_size=2), m
 
 
 @st.composite
-def pools(draw):
-    references = draw(st.lists(st.integers(0, 2), min_size=N, max_size=N))
+def pools(draw, running):
+    """The pool while those run: a block is held by as many as name it."""
+    references = [sum(sequence.block_table.count(block) for sequence in running) for block in range(N)]
     cached = [block for block, count in enumerate(references) if count == 0 and draw(st.booleans())]
-    return PoolState(references, cached, draw(tables), draw(st.lists(st.builds(BlockCopy, counts, counts), max_size=2)))
+    copies = st.builds(BlockCopy, blocks, blocks)
+    return PoolState(references, cached, draw(tables), draw(st.lists(copies, max_size=2)))
 
 
 def few(strategy):
@@ -66,6 +69,8 @@ def traces(draw):
     trace, first, time = Trace(FACTS), draw(counts), 0.0
     for step in range(draw(st.integers(0, 3))):
         time += draw(numbers)
+        running = draw(few(st.builds(RunningSequence, names, counts, counts, counts, tables)))
+        waiting = draw(few(names))
         trace.append(
             StepRecord(
                 step=first + step,
@@ -76,7 +81,7 @@ def traces(draw):
                         st.builds(
                             Arrival,
                             names,
-                            numbers,
+                            st.floats(0, time),
                             counts,
                             st.none() | names,
                             params,
@@ -94,10 +99,10 @@ def traces(draw):
                     few(st.builds(Finish, names, counts, names, st.none() | names, st.just(ValueError("kept apart"))))
                 ),
                 chunks=draw(few(chunks)),
-                running=draw(few(st.builds(RunningSequence, names, counts, counts, counts, tables))),
-                waiting=draw(few(names)),
-                num_waiting=draw(counts),
-                pool=draw(pools()),
+                running=running,
+                waiting=waiting,
+                num_waiting=len(waiting) + draw(counts),
+                pool=draw(pools(running)),
             )
         )
     return trace
@@ -183,11 +188,25 @@ def test_a_field_changed_by_hand_is_named_or_harmless(path, trace, data):
         (lambda s: s["running"].append(["r", 0, 1, 1, [0]]), "line 2, running is .*; wanted an object with request_id"),
         (lambda s: s["pool"].update(cached=[3, N]), "line 2: blocks are 0 to 7, but it names 8"),
         (lambda s: s["pool"].update(references=[0] * 10_000), "line 2: 10000 blocks, but the header has 8"),
-        (lambda s: s["pool"].update(references=[1] * N, cached=[2]), "line 2: a cached block is held as well"),
+        (lambda s: s["pool"].update(cached=[2, 1]), "line 2: a cached block is held as well"),
+        (lambda s: s["pool"].update(evicted=[-1]), "line 2: blocks are 0 to 7, but it names -1"),
+        (lambda s: s["pool"].update(copies=[{"source": 1, "target": N}]), "line 2: blocks are 0 to 7, but it names 8"),
+        (lambda s: s["pool"].update(references=[1, 2, 0, 1] + [0] * 4), "line 2: block 3 has 1 references, but 0"),
+        (lambda s: s["pool"].update(references=[0] * N), "line 2: block 0 has 0 references, but 1 tables name it"),
+        (lambda s: s.update(waiting=["a", "b"], num_waiting=1), "line 2: 2 wait by name, but only 1 in all"),
+        (lambda s: s.update(num_waiting=-1), "line 2: 0 wait by name, but only -1 in all"),
+        (lambda s: s.update(time=-0.5), "line 2: time -0.5 is before the engine was made"),
+        (lambda s: s["arrived"].append(arrival(time=0.5)), "line 2: request 'a' arrived at 0.5, after the step"),
+        (lambda s: s["arrived"].append(arrival(time=-1.0)), "line 2: request 'a' arrived at -1.0, before the engine"),
+        (
+            lambda s: s["arrived"].append(arrival(params={"deep": json.loads("[" * 300 + "]" * 300)})),
+            "line 2, arrived, params, deep has lists or objects in each other more than 20 deep",
+        ),
     ],
 )
 def test_what_cannot_be(path, change, message):
-    line = to_json(step(0))
+    running = [RunningSequence("a", 0, 3, 3, [0, 1]), RunningSequence("b", 0, 2, 2, [1])]
+    line = to_json(step(0, running=running))
     change(line)
     header = next(Trace(FACTS).lines())
     path.write_text(f"{header}\n{json.dumps(line)}\n", encoding="utf-8")
@@ -226,8 +245,12 @@ def test_what_is_no_trace(path):
         Trace.read(path.with_name("absent.jsonl"))
 
 
+def arrival(**more):
+    return to_json(Arrival("a", 0.0, 3, None, {}, 1, 2, 0)) | more
+
+
 def step(number, **more):
-    """A step of a second, of which the forward pass takes half; blocks 0 and 1 are held."""
+    """A step of a second, of which the forward pass takes half; blocks 0 and 1 are held, the second by two."""
     defaults = {name: [] for name in ("arrived", "aborted", "admitted", "preempted", "finished", "chunks", "running")}
     milliseconds = dict.fromkeys(STAGES, 0.0) | {"forward": 500.0}
     pool = PoolState([1, 2] + [0] * (N - 2))

@@ -11,9 +11,11 @@ import os
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from functools import cache
+from functools import cache, partial
+from itertools import chain
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from minillm.trace.records import DECODE, PREFILL, STAGES, RunFacts, StepRecord
 FORMAT_VERSION = 2
 HEADER_KEY = "minillm_trace"  # what the first line has, and its value is the version
 MOST = 2**53 - 1  # the largest integer that every reader of JSON holds exactly (RFC 8259, section 6)
+DEEPEST = 20  # lists or objects in each other, where a record may say anything
 
 
 Place = str | tuple[Any, str]  # where in a file: the line, or a place and the name of a field in it
@@ -136,8 +139,22 @@ def _reader(kind: Any) -> Reader:
         (inner,) = [_reader(argument) for argument in arguments if argument is not type(None)]
         return lambda value, where: None if value is None else inner(value, where)
     if kind is Any:
-        return lambda value, where: value
+        return _read_anything
     return _plain_reader(kind)
+
+
+def _read_anything(value: Any, where: Place) -> Any:
+    """Whatever JSON can say, but not so deep in itself that those who go through it by recursion cannot."""
+    inside = [value]
+    for _ in range(DEEPEST):
+        inside = [item for each in inside for item in _items(each)]
+    if inside:
+        raise TraceError(f"{_said(where)} has lists or objects in each other more than {DEEPEST} deep")
+    return value
+
+
+def _items(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _plain_reader(kind: type) -> Reader:
@@ -237,29 +254,50 @@ def _header(numbered_line: tuple[int, bytes], path: str) -> RunFacts:
 
 def _check_step(record: StepRecord, trace: Trace, where: str) -> None:
     """What the types cannot say: that the step goes on from the one before, in the pool that the header describes."""
-
-    def check(holds: bool, message: str) -> None:
-        if not holds:
-            raise TraceError(f"{where}: {message}")
-
+    check = partial(_check, where)
     if trace.steps:
         before = trace.steps[-1]
         check(record.step == before.step + 1, f"step {record.step} follows step {before.step}")
         check(record.time >= before.time, f"time {record.time} comes after {before.time}, of the step before")
-    num_blocks = trace.facts.num_blocks
-    check(record.pool.num_blocks == num_blocks, f"{record.pool.num_blocks} blocks, but the header has {num_blocks}")
+    check(record.time >= 0, f"time {record.time} is before the engine was made")
+    for arrival in record.arrived:
+        said = f"request {arrival.request_id!r} arrived at {arrival.time}"
+        check(arrival.time >= 0, f"{said}, before the engine was made")
+        check(arrival.time <= record.time, f"{said}, after the step began at {record.time}")
     check(min(record.milliseconds.values(), default=0) >= 0, f"a stage took {record.milliseconds}")
     check(isfinite(record.end), f"time {record.time} and milliseconds {record.milliseconds} come to no number")
-    tables = [chunk.block_table for chunk in record.chunks] + [sequence.block_table for sequence in record.running]
-    named = [*filter(None, tables), record.pool.cached or [0]]
-    lowest, highest = min(map(min, named)), max(map(max, named))
-    fits = lowest >= 0 and highest < num_blocks
-    check(fits, f"blocks are 0 to {num_blocks - 1}, but it names {highest if lowest >= 0 else lowest}")
-    check(min(record.pool.references, default=0) >= 0, "a block is named by fewer than no tables")
-    check(not any(record.pool.references[block] for block in record.pool.cached), "a cached block is held as well")
+    _check_blocks(record, trace.facts.num_blocks, check)
+    waiting = len(record.waiting)
+    check(record.num_waiting >= waiting, f"{waiting} wait by name, but only {record.num_waiting} in all")
     stages = set(record.milliseconds)
     check(stages == set(STAGES), f"milliseconds are of {sorted(stages)}; wanted {', '.join(STAGES)}")
     for chunk in record.chunks:
         check(chunk.phase in (PREFILL, DECODE), f"phase is {chunk.phase!r}; wanted {PREFILL!r} or {DECODE!r}")
         check(chunk.start >= 0, f"a chunk starts at position {chunk.start}")
         check(chunk.num_tokens > 0, f"the chunk of request {chunk.request_id!r} is empty")
+
+
+def _check_blocks(record: StepRecord, num_blocks: int, check: Callable[[bool, str], None]) -> None:
+    """That blocks are those of the pool, and that it counts them as the tables of those who run name them."""
+    pool = record.pool
+    check(pool.num_blocks == num_blocks, f"{pool.num_blocks} blocks, but the header has {num_blocks}")
+    tables = [sequence.block_table for sequence in record.running]
+    held = set().union(*tables)
+    copied = [block for copy in pool.copies for block in (copy.source, copy.target)]
+    named = [held, *(chunk.block_table for chunk in record.chunks), pool.cached, pool.evicted, copied]
+    named = [*filter(None, named), [0]]
+    lowest, highest = min(map(min, named)), max(map(max, named))
+    fits = lowest >= 0 and highest < num_blocks
+    check(fits, f"blocks are 0 to {num_blocks - 1}, but it names {highest if lowest >= 0 else lowest}")
+    check(min(pool.references) >= 0, "a block is named by fewer than no tables")
+    are_held = len(held) == pool.num_held and all(map(pool.references.__getitem__, held))
+    if not are_held or sum(map(len, tables)) != sum(pool.references):  # counting every block would take longer
+        counts = Counter(chain.from_iterable(tables))
+        block = next(block for block in range(num_blocks) if counts[block] != pool.references[block])
+        check(False, f"block {block} has {pool.references[block]} references, but {counts[block]} tables name it")
+    check(not any(pool.references[block] for block in pool.cached), "a cached block is held as well")
+
+
+def _check(where: str, holds: bool, message: str) -> None:
+    if not holds:
+        raise TraceError(f"{where}: {message}")

@@ -12,6 +12,7 @@ requests, run     the metrics of `minillm.trace`
 from __future__ import annotations
 
 from dataclasses import asdict
+from math import isfinite
 from typing import Any
 
 from minillm.roofline import Roofline
@@ -133,8 +134,14 @@ def _columns(steps: list[StepRecord]) -> dict[str, list[int]]:
 def _request(number: int, metrics: RequestMetrics) -> list[Any]:
     """The request's number, why it ended, and REQUEST_COLUMNS."""
     reason = metrics.finish_reason and shown(metrics.finish_reason)
-    return [number, reason, *(getattr(metrics, name) for name in REQUEST_COLUMNS)]
+    return [number, reason, *(_measured(metrics, name) for name in REQUEST_COLUMNS)]
 
 
 def _run(metrics: RunMetrics) -> list[list[Any]]:
-    return [[label, kind, getattr(metrics, name)] for name, label, kind in RUN_ROWS]
+    return [[label, kind, _measured(metrics, name)] for name, label, kind in RUN_ROWS]
+
+
+def _measured(metrics: RequestMetrics | RunMetrics, name: str) -> float | None:
+    """A metric; None as well where it is more than a number holds, as the rate of a run that took next to no time."""
+    value = getattr(metrics, name)
+    return value if value is None or isfinite(value) else None
