@@ -43,10 +43,10 @@ IN_A_LAYER = [
 def our_intermediates(llm: LLM, token_ids: list[int]) -> dict[str, np.ndarray]:
     """Every intermediate of one pass over the tokens, by the probe's names."""
     seen = {}
-    cache = KVCache.contiguous(llm.config, len(token_ids))
+    cache = KVCache.contiguous(llm.config, len(token_ids), xp=llm.ops.array_library())
     batch = Batch.from_chunks([Chunk(token_ids, 0, [0])], cache.block_size)
-    llm.transformer.forward(batch, cache, every_token=True, probe=lambda name, value: seen.update({name: value}))
-    return seen
+    llm.transformer.forward(batch, cache, every_token=True, probe=seen.__setitem__)
+    return {name: llm.ops.to_numpy(value) for name, value in seen.items()}
 
 
 def their_intermediates(model: transformers.LlamaForCausalLM, token_ids: list[int]) -> dict[str, np.ndarray]:

@@ -9,6 +9,7 @@ typedef unsigned short Stored;  // a float16's bits
 typedef float Stored;
 #endif
 
+#define COMPONENTS ((HEAD_DIM + TILE - 1) / TILE)  // of a head that one thread takes: lane, lane + TILE, ...
 #define NOTHING __uint_as_float(0xFF800000u)  // minus infinity: the score of a key that must not be seen
 
 // A stored number as float32.
@@ -80,7 +81,7 @@ extern "C" __global__ void attend(
     __syncthreads();
 
     float largest = NOTHING, total = 0;
-    float sums[(HEAD_DIM + TILE - 1) / TILE] = {0};  // components lane, lane + TILE, ...
+    float sums[COMPONENTS] = {0};
     for (int start = begin / TILE * TILE; start < end; start += TILE) {
         const int position = start + lane;
         const bool is_seen = begin <= position && position < end;
@@ -105,7 +106,10 @@ extern "C" __global__ void attend(
         total *= shrink;
         for (int j = 0; j < TILE; j++) total += weights[j];
         const int stop = min(start + TILE, end);
-        for (int k = lane, i = 0; k < HEAD_DIM; k += TILE, i++) {
+#pragma unroll
+        for (int i = 0; i < COMPONENTS; i++) {
+            const int k = lane + i * TILE;
+            if (k >= HEAD_DIM) break;
             float sum = sums[i] * shrink;
             for (int j = max(start, begin); j < stop;) {  // block by block; what is not seen is not touched
                 const int offset = j % block_size, run = min(block_size - offset, stop - j);
@@ -117,5 +121,7 @@ extern "C" __global__ void attend(
             sums[i] = sum;
         }
     }
-    for (int k = lane, i = 0; k < HEAD_DIM; k += TILE, i++) attended[own + k] = sums[i] / total;
+#pragma unroll
+    for (int i = 0; i < COMPONENTS; i++)
+        if (lane + i * TILE < HEAD_DIM) attended[own + lane + i * TILE] = sums[i] / total;
 }

@@ -39,8 +39,9 @@ def array_library() -> ModuleType:
         devices = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
         raise BackendError(
-            f"backend 'cupy' finds no GPU it can use ({error}): it needs an NVIDIA GPU and a driver for CUDA 13; "
-            "use backend 'numba'"
+            f"backend 'cupy' finds no GPU it can use ({error}): it needs an NVIDIA GPU with a driver for CUDA 13, or, "
+            "with an older driver, pip install 'cupy-cuda12x[ctk]' in place of what 'minillm[gpu]' brings; or use "
+            "backend 'numba'"
         ) from error
     if devices == 0:
         raise BackendError("backend 'cupy' finds no GPU: CUDA_VISIBLE_DEVICES may hide it; use backend 'numba'")
