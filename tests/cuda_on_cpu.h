@@ -107,8 +107,8 @@ bool launch_all(void (*)(A...), const unsigned* grid, unsigned threads, bool rev
 }
 
 #define EXPORT(kernel)                                                                                        \
-    extern "C" const char* signature() { return signature_of(kernel); }                                       \
-    extern "C" bool launch(const unsigned* grid, unsigned threads, void** given, bool reversed) {             \
-        arguments = given;                                                                                    \
-        return launch_all<kernel>(kernel, grid, threads, reversed);                                           \
+    extern "C" const char* signature_of_##kernel() { return signature_of(kernel); }                                   \
+    extern "C" bool launch_##kernel(const unsigned* grid, unsigned threads, void** given, bool reversed) {            \
+        arguments = given;                                                                                            \
+        return launch_all<kernel>(kernel, grid, threads, reversed);                                                   \
     }

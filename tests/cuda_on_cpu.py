@@ -8,6 +8,7 @@ Every array lies between margins of NaN: what is read from there shows in the re
 from __future__ import annotations
 
 import ctypes
+import re
 import shutil
 import subprocess
 import tempfile
@@ -29,17 +30,12 @@ MARGIN = 256  # bytes
 class Kernel:
     """A kernel compiled for the CPU; called as CuPy's are."""
 
-    def __init__(self, file: str, name: str, settings: dict[str, int]):
-        with tempfile.TemporaryDirectory() as folder:
-            source, library = Path(folder, "kernel.cpp"), Path(folder, "kernel.so")
-            source.write_text(f'#include "{HERE}/cuda_on_cpu.h"\n#include "{SOURCES / file}"\nEXPORT({name})\n')
-            options = ["-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-Wno-unknown-pragmas"]
-            constants = [f"-D{constant}={value}" for constant, value in settings.items()]
-            subprocess.run([COMPILER, *options, *constants, source, "-o", library], check=True)
-            self.library = ctypes.CDLL(str(library))
-        self.library.signature.restype = ctypes.c_char_p
-        self.library.launch.restype = ctypes.c_bool
-        self.parameters = self.library.signature().decode().split(",")[:-1]
+    def __init__(self, library: ctypes.CDLL, name: str):
+        self.launch = getattr(library, f"launch_{name}")
+        self.launch.restype = ctypes.c_bool
+        signature = getattr(library, f"signature_of_{name}")
+        signature.restype = ctypes.c_char_p
+        self.parameters = signature().decode().split(",")[:-1]
 
     def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple) -> None:
         for argument, parameter in zip(arguments, self.parameters, strict=True):
@@ -69,7 +65,7 @@ class Kernel:
             )
         )
         sizes = (ctypes.c_uint * 2)(*(*grid, 1)[:2])
-        assert self.library.launch(sizes, block[0], pointers, reversed_), "not all threads came to the barrier"
+        assert self.launch(sizes, block[0], pointers, reversed_), "not all threads came to the barrier"
         for buffer in buffers:
             assert (buffer[:MARGIN] == 0xFF).all(), "written before an array"
             assert (buffer[-MARGIN:] == 0xFF).all(), "written past an array"
@@ -82,9 +78,23 @@ def kind_of(argument: np.ndarray | np.generic) -> str:
 
 
 @cache
+def compiled(file: str, *constants: str) -> ctypes.CDLL:
+    """All kernels of a file, as a library of this machine's."""
+    names = re.findall(r"__global__ void (\w+)", (SOURCES / file).read_text(encoding="utf-8"))
+    text = [f'#include "{path}"' for path in (HERE / "cuda_on_cpu.h", SOURCES / file)]
+    text += [f"EXPORT({name})" for name in names]
+    options = ["-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", *constants]
+    with tempfile.TemporaryDirectory() as folder:
+        source, library = Path(folder, "kernels.cpp"), Path(folder, "kernels.so")
+        source.write_text("\n".join([*text, ""]), encoding="utf-8")
+        subprocess.run([COMPILER, *options, source, "-o", library], check=True)
+        return ctypes.CDLL(str(library))
+
+
+@cache
 def kernel(file: str, name: str, **settings: int) -> Kernel:
     """Stands in for `device.kernel`."""
-    return Kernel(file, name, settings)
+    return Kernel(compiled(file, *(f"-D{constant}={value}" for constant, value in sorted(settings.items()))), name)
 
 
 def backend(monkeypatch) -> SimpleNamespace:

@@ -58,8 +58,8 @@ forms = st.sampled_from(["float32", "bfloat16", "8 bits", "8 bits, minimum", "4 
 sizes = st.integers(1, 150)
 
 
-@settings(max_examples=60)
-@given(seed=seeds, rows=st.integers(1, 20), outputs=sizes, inputs=sizes, form=forms, has_bias=st.booleans())
+@settings(max_examples=40)
+@given(seed=seeds, rows=st.integers(1, 12), outputs=sizes, inputs=sizes, form=forms, has_bias=st.booleans())
 def test_products_are_one_chain_an_output_whatever_the_form_and_the_rows(
     ops, seed, rows, outputs, inputs, form, has_bias
 ):
@@ -78,7 +78,7 @@ def test_products_are_one_chain_an_output_whatever_the_form_and_the_rows(
         np.testing.assert_array_equal(alone[0], product[row])
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(seed=seeds, outputs=sizes, inputs=sizes, form=forms)
 def test_embedding_reads_back_exactly_what_was_packed(ops, seed, outputs, inputs, form):
     weights, plain = weights_of(form, seed, outputs, inputs)
@@ -86,7 +86,8 @@ def test_embedding_reads_back_exactly_what_was_packed(ops, seed, outputs, inputs
     matrix = ops.as_matrix(weights)
     np.testing.assert_array_equal(ops.to_numpy(ops.embed(ids, matrix)), plain[ids])
     bits = {"float32": 32, "bfloat16": 16}.get(form) or weights.bits
-    assert matrix.words.nbytes <= outputs * -(-inputs // matrix.block_size) * -(-matrix.block_size * bits // 32) * 4
+    words = -(-matrix.block_size * bits // 32)
+    assert matrix.words.nbytes == 4 * outputs * words * -(-inputs // matrix.block_size)
 
 
 @settings(max_examples=30)
@@ -122,7 +123,7 @@ attention_shapes = {
 }
 
 
-@settings(max_examples=25)
+@settings(max_examples=20)
 @given(**attention_shapes)
 def test_attention_over_blocks(ops, seed, lengths, kv_heads, group, head_dim, block_size, dtype, how):
     *case, sequences = paged_case(seed, *zip(*lengths, strict=True), kv_heads, group, head_dim, block_size, dtype)
@@ -183,7 +184,7 @@ def test_write_kv_touches_its_slots_and_nothing_else(ops, seed, tokens, block_si
         np.testing.assert_array_equal(ops.to_numpy(found), expected)
 
 
-PROMPTS = [[5, 8, 1, 60, 3, 3, 9, 69, 0, 2, 31], [7], [44, 2]]
+PROMPTS = [[5, 8, 1, 60, 3, 3, 69], [7]]
 
 
 @pytest.mark.parametrize("name", CONFIGS)
