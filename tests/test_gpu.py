@@ -48,7 +48,7 @@ def weights_of(form, seed, outputs, inputs):
         (plain,) = randoms(seed, (outputs, inputs))
         plain = plain if form == "float32" else as_bfloat16(plain)
         return plain, plain
-    block_size, bits = (20 if form == "odd blocks" else 32), int(form[0]) if form[0].isdigit() else 8
+    block_size, bits = (20 if form == "odd blocks" else 32), int(form[0]) if form[0].isdigit() else 4
     whole = quantized(seed, outputs, -(-inputs // block_size), block_size, form.endswith("minimum"), bits)
     matrix = QuantizedMatrix(whole.codes, whole.scales, whole.minimums, bits, inputs)
     return matrix, matrix.dequantize()
