@@ -15,6 +15,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from types import ModuleType
@@ -184,24 +185,48 @@ def benchmark(models: dict[str, LLM], console: Console) -> None:
     console.print(table)
 
 
-def write_random_model(folder: Path) -> Path:
-    """A folder with a Llama of the default model's size, its weights random and stored as bfloat16."""
-    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 49152, "hidden_size": 576}
-    config |= {"intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3}
-    config |= {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "rope_theta": 1e4}
-    shapes = {"model.embed_tokens": (49152, 576), "model.norm": (576,)}
-    for layer in (f"model.layers.{index}" for index in range(30)):
-        shapes |= {f"{layer}.self_attn.{name}_proj": (n, 576) for name, n in {"q": 576, "k": 192, "v": 192}.items()}
-        shapes |= {f"{layer}.self_attn.o_proj": (576, 576), f"{layer}.mlp.down_proj": (576, 1536)}
-        shapes |= {f"{layer}.mlp.{name}_proj": (1536, 576) for name in ("gate", "up")}
-        shapes |= {f"{layer}.{name}_layernorm": (576,) for name in ("input", "post_attention")}
-    header, data, rng = {}, [], np.random.default_rng(0)
+@dataclass(frozen=True)
+class Sizes:
+    """Of a random model; those of the default one, unless said otherwise."""
+
+    vocabulary: int = 49152
+    hidden: int = 576
+    intermediate: int = 1536
+    layers: int = 30
+    heads: int = 9
+    kv_heads: int = 3
+
+
+def write_random_model(folder: Path, sizes: Sizes) -> Path:
+    """Fill a folder with a Llama of these sizes, its weights random and stored as bfloat16."""
+    D, F, kv = sizes.hidden, sizes.intermediate, sizes.hidden // sizes.heads * sizes.kv_heads
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": sizes.vocabulary,
+        "hidden_size": D,
+        "intermediate_size": F,
+        "num_hidden_layers": sizes.layers,
+        "num_attention_heads": sizes.heads,
+        "num_key_value_heads": sizes.kv_heads,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10_000.0,
+        "tie_word_embeddings": True,
+    }
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens": (sizes.vocabulary, D), "model.norm": (D,)}
+    for layer in (f"model.layers.{index}" for index in range(sizes.layers)):
+        shapes |= {f"{layer}.self_attn.{name}_proj": (size, D) for name, size in {"q": D, "k": kv, "v": kv}.items()}
+        shapes |= {f"{layer}.self_attn.o_proj": (D, D), f"{layer}.mlp.down_proj": (D, F)}
+        shapes |= {f"{layer}.mlp.{name}_proj": (F, D) for name in ("gate", "up")}
+        shapes |= {f"{layer}.{name}_layernorm": (D,) for name in ("input", "post_attention")}
+    header, data, end, rng = {}, [], 0, np.random.default_rng(0)
     for name, shape in shapes.items():
-        deviation = 0.05 if "norm" in name else shape[-1] ** -0.5
-        numbers = ("norm" in name) + deviation * rng.standard_normal(shape, dtype=np.float32)
-        start = sum(map(len, data))
+        numbers = rng.standard_normal(shape, dtype=np.float32)
+        numbers = 1 + numbers / 20 if "norm" in name else numbers / np.float32(shape[-1] ** 0.5)
         data.append((numbers.view(np.uint32) >> 16).astype("<u2").tobytes())
-        header[f"{name}.weight"] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, start + len(data[-1])]}
+        start, end = end, end + len(data[-1])
+        header[f"{name}.weight"] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + b"".join(data))
@@ -225,7 +250,7 @@ def main() -> int:
     console.print(f"On {device}.")
     is_right = check_operations(ops, console)
     with tempfile.TemporaryDirectory() as folder:
-        model = write_random_model(Path(folder)) if options.random else options.model
+        model = write_random_model(Path(folder), Sizes()) if options.random else options.model
         models = {name: load(model, name) for name in ("cupy", "numba", "numpy")}
     is_right &= check_model(models["cupy"], {name: models[name] for name in ("numba", "numpy")}, console)
     benchmark({name: models[name] for name in ("cupy", "numba")}, console)

@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 from test_ops import as_bfloat16, assert_close, paged_case, quantized, randoms, scale_of_product, seeds, ways
 from tiny_models import CONFIGS, random_weights
 
-from minillm import LLM
+from minillm import LLM, SamplingParams
 from minillm.batch import Batch, Chunk
 from minillm.errors import BackendError
 from minillm.kv_cache import KVCache
 from minillm.ops import backend, gpu, reference
 from minillm.quantization import QuantizedMatrix
 from minillm.transformer import Transformer
+
+CHECK = cuda_on_cpu.HERE.parent / "examples" / "gpu_check.py"
 
 
 def gpu_or_skip():
@@ -216,6 +218,27 @@ def test_every_architecture_and_its_same_bits(ops, name):
             np.testing.assert_array_equal(found[row], alone[0])
 
 
+def test_requests_are_served_from_there(ops, monkeypatch, tmp_path):
+    """From a file to answers: the cache in the backend's arrays, and two completions that part in a shared block."""
+    check = runpy.run_path(str(CHECK))
+    path = check["write_random_model"](tmp_path, check["Sizes"](70, 24, 40, layers=2, heads=4, kv_heads=2))
+    params = SamplingParams(max_tokens=3, n=2, temperature=0.7, seed=5, logprobs=True, ignore_eos=True)
+    how = {"weights": "int4", "context_length": 32, "block_size": 4}
+    expected = LLM(path, backend="numpy", **how).generate([[5, 8, 1, 60, 3, 3], [7]], params)
+    monkeypatch.setattr("minillm.llm.find_backend", lambda name: ops)
+    llm = LLM(path, backend="cupy", **how)
+    assert type(llm.kv_cache.keys) is type(ops.array_library().zeros(1))
+    together = llm.generate([[5, 8, 1, 60, 3, 3], [7]], params)
+    llm.reset_cache()
+    alone = llm.generate([[5, 8, 1, 60, 3, 3]], params)[0]
+    for completion, single in zip(together[0].completions, alone.completions, strict=True):
+        assert (completion.token_ids, completion.logprobs) == (single.token_ids, single.logprobs)
+    for output, known in zip(together, expected, strict=True):
+        assert [c.token_ids for c in output.completions] == [c.token_ids for c in known.completions]
+        logprobs = [(a.logprobs, b.logprobs) for a, b in zip(output.completions, known.completions, strict=True)]
+        np.testing.assert_allclose(*zip(*logprobs, strict=True), atol=1e-4)
+
+
 def test_bad_weights_and_rows_are_refused(ops):
     with pytest.raises(ValueError, match="codes from 0 to 22 are not of 4 bits"):
         ops.as_matrix(
@@ -270,6 +293,5 @@ def test_threads_are_not_for_the_gpu():
 def test_the_check_says_that_there_is_no_gpu(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.setattr(sys, "argv", ["gpu_check.py"])
-    check = runpy.run_path(str(cuda_on_cpu.HERE.parent / "examples" / "gpu_check.py"))
-    assert check["main"]() == 2
+    assert runpy.run_path(str(CHECK))["main"]() == 2
     assert "nothing was checked: backend 'cupy' needs CuPy" in capsys.readouterr().out
