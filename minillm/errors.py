@@ -32,6 +32,10 @@ class RequestError(MinillmError, ValueError):
     """A request cannot be served: an empty prompt, parameters out of range, more tokens than the context."""
 
 
+class BackendError(MinillmError):
+    """A backend cannot compute on this machine: its library is not installed, or finds no device."""
+
+
 class BusyError(RequestError):
     """Another thread is using the engine, or has requests under way."""
 

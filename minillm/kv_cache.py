@@ -33,7 +33,8 @@ class KVCache:
     Notes
     -----
     `dtype` is what numbers are stored as. "float16" takes half the memory, and half the time to read; keys and values
-    are rounded to 11 bits, and to infinity beyond 65,504. Attention computes in float32 either way.
+    are rounded to 11 bits, and to infinity beyond 65,504. Attention computes in float32 either way. `xp` is the array
+    library that makes the arrays, and so says where they live: NumPy's in the machine's memory, CuPy's on the GPU.
 
     Raises
     ------
@@ -99,5 +100,5 @@ class KVCache:
 
     def copy_block(self, source: int, target: int) -> None:
         """Write over block `target` what stands in block `source`, in all layers."""
-        self.keys[target] = self.keys[source]
-        self.values[target] = self.values[source]
+        self.keys[target, ...] = self.keys[source, ...]
+        self.values[target, ...] = self.values[source, ...]

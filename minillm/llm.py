@@ -51,7 +51,7 @@ class LLM:
     ----------
     model : path of a `.gguf` file or of a folder in Hugging Face layout, a catalog name, or a hub id (extra `hub`).
         None is the default model, SmolLM2-135M-Instruct, fetched once.
-    backend : "numba" (compiled, the default) or "numpy" (also called "reference").
+    backend : "numba" (compiled, the default), "numpy" (also called "reference"), or "cupy" (on a GPU; extra `gpu`).
     threads : cores to use; None for all. Never changes a result. Only for "numba".
     weights : "int8" or "int4" rounds matrices that the file holds as floats to so many bits as they are loaded; None
         leaves all weights as they are.
@@ -77,6 +77,8 @@ class LLM:
         The model cannot be found, is damaged, or asks for what is not supported.
     CapacityError
         The KV cache does not fit into memory.
+    BackendError
+        The backend cannot compute on this machine.
     ValueError
         Another argument is out of range.
 
@@ -361,16 +363,16 @@ class LLM:
 
     def _make_cache(self, num_blocks: int) -> KVCache:
         try:
-            return KVCache(self.config, num_blocks, self._block_size, self._kv_dtype)
+            return KVCache(self.config, num_blocks, self._block_size, self._kv_dtype, self.ops.array_library())
         except MemoryError as error:
             raise CapacityError(
-                f"a KV cache of {num_blocks * self._block_size:,} positions does not fit this machine's memory "
+                f"a KV cache of {num_blocks * self._block_size:,} positions does not fit the memory there is "
                 f"({error}); give LLM a smaller context_length, or its engine fewer num_blocks"
             ) from error
 
     def _warm_up(self) -> None:
         """Run two tokens and then one through a cache of their own, so that every kernel is compiled or loaded."""
-        cache = KVCache.contiguous(self.config, length=3, dtype=self._kv_dtype)
+        cache = KVCache.contiguous(self.config, length=3, dtype=self._kv_dtype, xp=self.ops.array_library())
         for start, token_ids in (0, [0, 0]), (2, [0]):
             self.transformer.forward(Batch.from_chunks([Chunk(token_ids, start, [0])], cache.block_size), cache)
 

@@ -49,6 +49,7 @@ class Transformer:
     def __init__(self, config: ModelConfig, load: Callable[[str], Any], ops: ModuleType):
         self.config = config
         self.ops = ops
+        self.xp = ops.array_library()
         rotary_dim = config.rotary_dim or config.head_dim
         self.frequencies = ops.as_vector(rope_frequencies(rotary_dim, config.rope_theta, config.rope_scaling))
         self.magnitude = config.rope_scaling.magnitude if config.rope_scaling else 1.0
@@ -91,11 +92,12 @@ class Transformer:
         """
         if not 0 <= batch.token_ids.min() <= batch.token_ids.max() < self.config.vocab_size:
             raise ValueError(f"{batch} holds a token id outside 0 to {self.config.vocab_size - 1}")
-        ops, config = self.ops, self.config
+        ops, config, xp = self.ops, self.config, self.xp
         if config.learned_positions and batch.positions.max() >= config.context_length:
             raise ValueError(f"{batch} goes beyond the {config.context_length} positions that the model has learned")
         if probe is not no_probe:
             probe = with_copies(probe, ops.to_numpy)
+        batch = Batch(*map(ops.as_indices, vars(batch).values()))  # once a step, not once a layer
         x = ops.embed(batch.token_ids, self.embedding)  # [T, D], and so it stays through all layers
         if config.embedding_scale != 1:
             x = x * config.embedding_scale
@@ -109,7 +111,7 @@ class Transformer:
             for index in range(config.num_layers):
                 x = self._layer(x, angles, batch, kv_cache, index, probe)
         if not every_token:
-            x = x[batch.query_starts[1:] - 1, :]  # the last token of each chunk
+            x = xp.take(x, xp.asarray(batch.query_starts[1:] - 1), axis=0)  # the last token of each chunk
         x = self._norm(x, self.final_norm)
         probe("final_norm", x)
         logits = ops.linear(x, self.head)
@@ -155,13 +157,13 @@ class Transformer:
     def _attention(self, x: Array, angles: Angles, batch: Batch, kv_cache: KVCache, index: int, probe: Probe) -> Array:
         """What each token gathers from those before it: [T, D] -> [T, D]. Writes the step's keys and values."""
         ops, config, layer, name = self.ops, self.config, self.layers[index], f"layers.{index}.attention"
-        T, K, window = batch.num_tokens, config.head_dim, config.window(index)
-        q = ops.linear(x, layer.q.weight, layer.q.bias).reshape(T, -1, K)
-        k = ops.linear(x, layer.k.weight, layer.k.bias).reshape(T, -1, K)
-        v = ops.linear(x, layer.v.weight, layer.v.bias).reshape(T, -1, K)
+        T, K, window, reshape = batch.num_tokens, config.head_dim, config.window(index), self.xp.reshape
+        q = reshape(ops.linear(x, layer.q.weight, layer.q.bias), (T, -1, K))
+        k = reshape(ops.linear(x, layer.k.weight, layer.k.bias), (T, -1, K))
+        v = reshape(ops.linear(x, layer.v.weight, layer.v.bias), (T, -1, K))
         if config.qk_norm:
-            q = self._norm(q.reshape(-1, K), layer.q_norm).reshape(T, -1, K)
-            k = self._norm(k.reshape(-1, K), layer.k_norm).reshape(T, -1, K)
+            q = reshape(self._norm(reshape(q, (-1, K)), layer.q_norm), (T, -1, K))
+            k = reshape(self._norm(reshape(k, (-1, K)), layer.k_norm), (T, -1, K))
         if not config.learned_positions:
             turn = angles.get(window, angles[None])
             q, k = ops.rotate(q, *turn), ops.rotate(k, *turn)
@@ -177,7 +179,7 @@ class Transformer:
             probe(f"{name}.weights", ops.softmax(scores))
         gathered = ops.attention(q, kv_cache.keys, kv_cache.values, *where, *how)
         probe(f"{name}.gathered", gathered)
-        output = ops.linear(gathered.reshape(T, -1), layer.output.weight, layer.output.bias)
+        output = ops.linear(reshape(gathered, (T, -1)), layer.output.weight, layer.output.bias)
         probe(f"{name}.output", output)
         return output
 
@@ -198,16 +200,21 @@ class Transformer:
     def _mixture(self, x: Array, layer: Layer, name: str, probe: Probe) -> Array:
         """Each token through the few MLPs that a router picks for it: [T, D] -> [T, D] (Shazeer et al. 2017).
 
-        A token's sum is taken in the experts' order, whatever the others have picked.
+        A token's sum begins with its likeliest expert, whatever the others have picked.
         """
+        xp, given = self.xp, []
         scores = self.ops.linear(x, layer.router.weight)
         chosen, shares = self.ops.choose(scores, self.config.experts_per_token, self.config.normalize_experts)
         probe(f"{name}.chosen", chosen)
-        output = np.zeros_like(x)
         for expert in np.unique(chosen):
-            tokens, ranks = np.nonzero(chosen == expert)
-            given = self._mlp(x[tokens, :], layer.experts[expert], f"{name}.experts.{expert}", probe)
-            output[tokens, :] += shares[tokens, ranks][:, None] * given
+            tokens, _ = np.nonzero(chosen == expert)
+            inputs = xp.take(x, xp.asarray(tokens), axis=0)
+            given.append(self._mlp(inputs, layer.experts[expert], f"{name}.experts.{expert}", probe))
+        given = xp.concat(given)  # sorted by expert, then by token: in which row is what a token's choice has given?
+        rows = np.argsort(np.argsort(chosen, axis=None, stable=True)).reshape(chosen.shape)
+        output = xp.zeros_like(x)
+        for rank in range(chosen.shape[1]):
+            output = output + shares[:, rank, None] * xp.take(given, xp.asarray(rows[:, rank]), axis=0)
         return output
 
     @property

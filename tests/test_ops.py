@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba.core.dispatcher import Dispatcher
 
-from minillm.ops import BACKENDS, backend, jit, reference
+from minillm.ops import BACKENDS, backend, gpu, jit, reference
 from minillm.ops.jit import halves
 from minillm.ops.jit.tiles import joined
 from minillm.quantization import QuantizedMatrix
@@ -79,14 +79,14 @@ def test_backends_have_the_same_functions_and_parameters():
 
         return [line for line in minillm.ops.__doc__.splitlines() if line.startswith("    ")]
 
-    assert interface(jit) == interface(reference)
+    assert interface(jit) == interface(reference) == interface(gpu)
     assert "attention" in interface(jit)
 
 
 def test_an_unknown_backend_is_named_with_those_there_are():
-    with pytest.raises(ValueError, match=r"'cuda' is unknown; there are numba, numpy, reference"):
+    with pytest.raises(ValueError, match=r"'cuda' is unknown; there are numba, numpy, reference, cupy"):
         backend("cuda")
-    assert {backend(name) for name in BACKENDS} == {jit, reference}
+    assert {backend(name) for name in BACKENDS if name != "cupy"} == {jit, reference}
 
 
 @given(seed=seeds, rows=st.integers(1, 9), outputs=sizes, inputs=sizes, has_bias=st.booleans())

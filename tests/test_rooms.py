@@ -64,12 +64,13 @@ INTEGERS_ONLY = {"sequence", "blocks", "waiting", "plan", "scheduler", "short"}
 ARRAY_LIBRARIES = {"numpy", "numba", "torch", "cupy"}
 CORE = {"numpy", "numba", "tokenizers", "rich", "jinja2", "huggingface_hub"}
 # What an extra brings, and the one module that may use it. The engines are run, each in a process of its own, and never
-# imported; the plots import only when they draw.
+# imported; the plots import only when they draw, the GPU's backend when it is asked for.
 EXTRAS = {
     "minillm.bench.engines.llama_cpp": {"llama_cpp"},
     "minillm.bench.engines.transformers": {"torch", "transformers"},
     "minillm.bench.plot": {"matplotlib"},
     "minillm.plots": {"matplotlib"},
+    "minillm.ops.gpu.device": {"cupy"},
 }
 COMES_WITH_NUMBA = {"minillm.ops.jit.prefetching": {"llvmlite"}}
 

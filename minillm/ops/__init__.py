@@ -1,8 +1,11 @@
 """The numeric floor: every operation a transformer needs, behind one narrow interface.
 
 A backend is a module with these functions; `reference` defines what each computes, in a few lines for any array
-library, and `jit` computes the same as compiled loops. Whoever reads `reference` knows what all of them do.
+library, `jit` computes the same as compiled loops on the CPU, and `gpu` on an NVIDIA GPU, through CuPy. Whoever reads
+`reference` knows what all of them do.
 
+    array_library()                                          the module that makes arrays: NumPy, or CuPy
+    as_indices(numbers)                                      positions and the like, once a step, where they are read
     as_vector(values), as_matrix(weights)                    weights in the form the backend likes
     as_matrices(weights)                                     the same of several, laid end to end if they can be
     embed(token_ids, matrix)                                 [T] -> [T, D]
@@ -32,7 +35,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-BACKENDS = ("numba", "numpy", "reference")
+BACKENDS = ("numba", "numpy", "reference", "cupy")
 
 
 def backend(name: str) -> ModuleType:
@@ -42,6 +45,8 @@ def backend(name: str) -> ModuleType:
     ------
     ValueError
         `name` is not one of BACKENDS.
+    BackendError
+        It cannot compute here: CuPy is not installed, or finds no GPU.
     """
     if name == "numba":
         from minillm.ops import jit
@@ -51,4 +56,9 @@ def backend(name: str) -> ModuleType:
         from minillm.ops import reference
 
         return reference
+    if name == "cupy":
+        from minillm.ops import gpu
+
+        gpu.array_library()  # fails now, if it must, and not in the middle of loading a model
+        return gpu
     raise ValueError(f"backend {name!r} is unknown; there are {', '.join(BACKENDS)}")

@@ -1,7 +1,8 @@
 """What each operation computes, in a few lines, for any array library that follows the array API standard.
 
 These are the definitions: the compiled kernels are tested against them, and they against PyTorch. They run on
-NumPy as they stand (`backend="numpy"`), where a debugger steps into every line.
+NumPy as they stand (`backend="numpy"`), where a debugger steps into every line; and the GPU's backend, on CuPy's
+arrays, takes what it has no kernel for from here.
 
 Shapes: `T` tokens in the step, `S` sequences, `V` vocabulary, `D` hidden, `F` feed-forward, `H` query heads, `G`
 key/value heads, `K` head_dim, `B` block size, `N` blocks. A matrix turns `I` inputs into `O` outputs.
@@ -10,8 +11,10 @@ key/value heads, `K` head_dim, `B` block size, `N` blocks. A matrix turns `I` in
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,26 @@ import numpy as np
 from minillm.quantization import QuantizedMatrix
 
 Array = Any  # an array of whichever library the caller uses
+
+
+def namespace(array: Array) -> ModuleType:
+    """The module with the functions of an array's library, `xp` by custom: NumPy for a NumPy array.
+
+    The array API standard lets one ask the array; CuPy's, which keep to it otherwise, have to be looked up.
+    """
+    if hasattr(array, "__array_namespace__"):
+        return array.__array_namespace__()
+    return sys.modules[type(array).__module__.partition(".")[0]]
+
+
+def array_library() -> ModuleType:
+    """Where arrays for this backend are made."""
+    return np
+
+
+def as_indices(numbers: np.ndarray) -> np.ndarray:
+    """Whole numbers that say where things are, such as positions, where this backend reads them: as they are."""
+    return numbers
 
 
 def as_vector(values: np.ndarray, xp=np) -> Array:
@@ -51,7 +74,7 @@ def to_numpy(array: Array) -> np.ndarray:
 
 def embed(token_ids: np.ndarray, matrix: Array) -> Array:
     """Row `token_ids[t]` of the embedding matrix [V, D] for every token: [T, D]."""
-    xp = matrix.__array_namespace__()
+    xp = namespace(matrix)
     return xp.take(matrix, xp.asarray(token_ids), axis=0)
 
 
@@ -63,7 +86,7 @@ def linear(x: Array, matrix: Array, bias: Array | None = None) -> Array:
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     """Scale every row of [T, D] to a root mean square of one, then by `weight` (Zhang & Sennrich 2019)."""
-    xp = x.__array_namespace__()
+    xp = namespace(x)
     return x / xp.sqrt(xp.mean(x * x, axis=-1, keepdims=True) + eps) * weight
 
 
@@ -72,21 +95,21 @@ def layer_norm(x: Array, weight: Array, bias: Array, eps: float) -> Array:
 
     Ba, Kiros and Hinton 2016.
     """
-    xp = x.__array_namespace__()
+    xp = namespace(x)
     centred = x - xp.mean(x, axis=-1, keepdims=True)
     return centred / xp.sqrt(xp.mean(centred * centred, axis=-1, keepdims=True) + eps) * weight + bias
 
 
 def softmax(x: Array) -> Array:
     """Numbers -> probabilities along the last axis; the maximum is taken off first so that exp cannot overflow."""
-    xp = x.__array_namespace__()
+    xp = namespace(x)
     e = xp.exp(x - xp.max(x, axis=-1, keepdims=True))
     return e / xp.sum(e, axis=-1, keepdims=True)
 
 
 def silu(x: Array) -> Array:
     """`x * sigmoid(x)` (Hendrycks & Gimpel 2016)."""
-    xp = x.__array_namespace__()
+    xp = namespace(x)
     e = xp.exp(-xp.abs(x))  # at most 1: exp of a large number would overflow
     return x * xp.where(x >= 0, xp.ones_like(e), e) / (1 + e)
 
@@ -98,7 +121,7 @@ def swiglu(gate: Array, up: Array) -> Array:
 
 def gelu(x: Array) -> Array:
     """`x` times a bell curve's share below `x`, nearly, by the tanh that most models use (Hendrycks & Gimpel 2016)."""
-    xp = x.__array_namespace__()
+    xp = namespace(x)
     return 0.5 * x * (1 + xp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
@@ -109,7 +132,7 @@ def geglu(gate: Array, up: Array) -> Array:
 
 def squeeze(x: Array, cap: float) -> Array:
     """Squeeze numbers smoothly between -cap and cap; small ones stay what they are (Gemma 2, 2024)."""
-    xp = x.__array_namespace__()
+    xp = namespace(x)
     return cap * xp.tanh(x / cap)
 
 
@@ -126,7 +149,7 @@ def choose(scores: Array, count: int, normalize: bool) -> tuple[np.ndarray, Arra
     -------
     experts, int [T, count] as a NumPy array, likeliest first; shares [T, count]
     """
-    xp = scores.__array_namespace__()
+    xp = namespace(scores)
     probabilities = softmax(scores)
     chosen = xp.argsort(-probabilities, axis=-1, stable=True)[:, :count]
     shares = xp.take_along_axis(probabilities, chosen, axis=-1)
@@ -140,7 +163,7 @@ def rotary_angles(positions: np.ndarray, frequencies: Array, magnitude: float = 
 
     Both are multiplied by `magnitude`: what is turned by them grows so much, as some ways of scaling want it.
     """
-    xp = frequencies.__array_namespace__()
+    xp = namespace(frequencies)
     angles = xp.astype(xp.asarray(positions), xp.float32)[:, None] * frequencies[None, :]
     return xp.cos(angles) * magnitude, xp.sin(angles) * magnitude
 
@@ -153,7 +176,7 @@ def rotate(heads: Array, cosines: Array, sines: Array) -> Array:
     heads : [T, H, K], queries or keys
     cosines, sines : [T, R/2], from `rotary_angles`; R is K, or less: then what is past R is left as it is
     """
-    xp = heads.__array_namespace__()
+    xp = namespace(heads)
     half = cosines.shape[-1]
     first, second, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
     cosines, sines = cosines[:, None, :], sines[:, None, :]
@@ -171,7 +194,7 @@ def write_kv(keys: Array, values: Array, key_blocks: Array, value_blocks: Array,
     layer : which of the L layers
     slots : int [T], `block * B + offset within the block`
     """
-    xp = keys.__array_namespace__()
+    xp = namespace(keys)
     block_size = value_blocks.shape[3]
     for token, slot in enumerate(slots):
         block, offset = divmod(int(slot), block_size)
@@ -207,7 +230,7 @@ def attention(
     -------
     [T, H, K]
     """
-    xp = queries.__array_namespace__()
+    xp = namespace(queries)
     attended = []
     for sequence, table in enumerate(block_tables):
         own = slice(int(query_starts[sequence]), int(query_starts[sequence + 1]))
@@ -238,7 +261,7 @@ def attention_scores(
     [T, H, M], M the length of the longest sequence so far: a score for each position, and -infinity for those that the
     query does not see, or its sequence does not have. `softmax` makes of that the weights, 0 where nothing is seen.
     """
-    xp = queries.__array_namespace__()
+    xp = namespace(queries)
     longest, scores = int(np.max(positions)) + 1, []
     for sequence, table in enumerate(block_tables):
         own = slice(int(query_starts[sequence]), int(query_starts[sequence + 1]))
@@ -253,12 +276,12 @@ def attention_scores(
 
 def positions_first(key_blocks: Array) -> Array:
     """Cached keys [N, L, G, K, B] in the order in which values lie, [N, L, G, B, K]: a view."""
-    return key_blocks.__array_namespace__().permute_dims(key_blocks, (0, 1, 2, 4, 3))
+    return namespace(key_blocks).permute_dims(key_blocks, (0, 1, 2, 4, 3))
 
 
 def in_one_piece(blocks: Array, layer: int, table: np.ndarray, length: int, dtype: Any) -> Array:
     """One sequence's keys or values in a layer as if never cut into blocks: [N, L, G, B, K] -> [G, length, K]."""
-    xp = blocks.__array_namespace__()
+    xp = namespace(blocks)
     heads, block_size, head_dim = blocks.shape[2:]
     taken = xp.take(blocks[:, layer, ...], xp.asarray(table[: math.ceil(length / block_size)]), axis=0)
     whole = xp.reshape(xp.permute_dims(taken, (1, 0, 2, 3)), (heads, -1, head_dim))
@@ -289,7 +312,7 @@ def attend(
     -------
     [n, H, K]: for every query the mean of the values it may see, weighted by softmax(query . key * scale)
     """
-    xp = queries.__array_namespace__()
+    xp = namespace(queries)
     values = xp.repeat(values, queries.shape[1] // values.shape[0], axis=0)
     weights = softmax(score(queries, keys, positions, scale, window, soft_cap))  # [H, n, m]
     return xp.permute_dims(weights @ values, (1, 0, 2))
@@ -307,7 +330,7 @@ def score(
 
     Parameters and shapes are those of `attend`: [n, H, K] and [G, m, K] -> [H, n, m].
     """
-    xp = queries.__array_namespace__()
+    xp = namespace(queries)
     num_heads, head_dim = queries.shape[1], queries.shape[2]
     keys = xp.repeat(keys, num_heads // keys.shape[0], axis=0)  # query heads that share one key/value head
     scores = xp.permute_dims(queries, (1, 0, 2)) @ xp.permute_dims(keys, (0, 2, 1))
@@ -323,7 +346,7 @@ def visible(positions: Array, num_keys: int, window: int | None = None) -> Array
 
     Itself and what came before; with a window, only so many, the last of them its own (Beltagy et al. 2020).
     """
-    xp = positions.__array_namespace__()
+    xp = namespace(positions)
     distances = positions[:, None] - xp.arange(num_keys)[None, :]
     return (distances >= 0) if window is None else (distances >= 0) & (distances < window)
 

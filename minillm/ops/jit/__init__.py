@@ -25,10 +25,12 @@ from minillm.ops.jit.pointwise import embed, geglu, gelu, layer_norm, rms_norm, 
 from minillm.ops.jit.products import linear
 from minillm.ops.jit.routing import choose
 from minillm.ops.jit.tiles import as_matrices, as_matrix, as_vector, dequantize, num_bytes, to_numpy
-from minillm.ops.reference import attention_scores, softmax
+from minillm.ops.reference import array_library, as_indices, attention_scores, softmax
 
 __all__ = [
     "announcing_compilation",
+    "array_library",
+    "as_indices",
     "as_matrices",
     "as_matrix",
     "as_vector",

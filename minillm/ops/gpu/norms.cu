@@ -1,0 +1,42 @@
+// Norms: one block of threads a row.
+//
+// Thread i takes numbers i, i + THREADS, i + 2 * THREADS, ... of the row, as neighbours should. Sums over the row are made
+// in two steps, each in a fixed order: every thread adds up its own numbers, then every thread adds up what all have got.
+//
+// Constant: THREADS, as many as a block has.
+
+// The sum of what the block's threads bring, the same in each of them.
+__device__ float sum_of_all(float own) {
+    __shared__ float sums[THREADS];
+    __syncthreads();  // until nobody reads the sums of the last time any more
+    sums[threadIdx.x] = own;
+    __syncthreads();  // until all have been written
+    float total = 0;
+    for (int i = 0; i < THREADS; i++) total += sums[i];
+    return total;
+}
+
+// x / sqrt(mean of x^2 + eps) * weight, for each row of [T, size]; block t takes row t.
+extern "C" __global__ void rms_norm(
+    const float* __restrict__ x, const float* __restrict__ weight, float eps, int size, float* __restrict__ normed)
+{
+    const size_t row = (size_t)blockIdx.x * size;
+    float squares = 0;
+    for (int i = threadIdx.x; i < size; i += THREADS) squares = fmaf(x[row + i], x[row + i], squares);
+    const float root = sqrtf(sum_of_all(squares) / size + eps);
+    for (int i = threadIdx.x; i < size; i += THREADS) normed[row + i] = x[row + i] / root * weight[i];
+}
+
+// The same of x less its mean, plus a bias.
+extern "C" __global__ void layer_norm(
+    const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias, float eps, int size,
+    float* __restrict__ normed)
+{
+    const size_t row = (size_t)blockIdx.x * size;
+    float sum = 0, squares = 0;
+    for (int i = threadIdx.x; i < size; i += THREADS) sum += x[row + i];
+    const float mean = sum_of_all(sum) / size;
+    for (int i = threadIdx.x; i < size; i += THREADS) squares = fmaf(x[row + i] - mean, x[row + i] - mean, squares);
+    const float root = sqrtf(sum_of_all(squares) / size + eps);
+    for (int i = threadIdx.x; i < size; i += THREADS) normed[row + i] = (x[row + i] - mean) / root * weight[i] + bias[i];
+}
