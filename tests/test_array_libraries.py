@@ -37,7 +37,8 @@ def logits(config, ops):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_every_architecture_runs_on_any_array_library(name):
+def test_every_architecture_runs_on_any_array_library(name, monkeypatch):
+    monkeypatch.setattr("minillm.transformer.with_copies", lambda probe, to_numpy: probe)  # show what there is
     for ours, expected in zip(logits(CONFIGS[name], strict), logits(CONFIGS[name], reference), strict=True):
         assert type(ours) is np.ndarray
         np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
