@@ -349,6 +349,7 @@ def test_special_tokens_in_text(model):
     assert 2 not in plain
     assert plain == theirs.encode("cat</s>")
     assert (ours.bos_token_id, ours.eos_token_ids, ours.special_tokens["unk_token"]) == (1, (2,), "<unk>")
+    assert ours.kind == "SentencePiece BPE"
 
 
 def test_bytes_of_a_character_are_held_back_until_it_is_whole(model):

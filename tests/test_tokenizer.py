@@ -100,7 +100,9 @@ def test_attributes(default_tokenizer):
     assert default_tokenizer.bos_token_id == 1
     assert default_tokenizer.eos_token_ids == (2,)
     assert "im_start" in default_tokenizer.chat_template
-    assert repr(default_tokenizer).startswith("Tokenizer(BPE, 49,152 tokens, bos 1, eos (2,), with chat template")
+    assert repr(default_tokenizer).startswith(
+        "Tokenizer(byte-level BPE, 49,152 tokens, bos 1, eos (2,), with chat template"
+    )
     texts = [default_tokenizer.token_text(token_id) for token_id in default_tokenizer.encode("a cat\n\n1안<|im_end|>")]
     assert texts == ["a", " cat", "\n\n", "1", "<0xEC>", "<0x95>", "<0x88>", "<|im_end|>"]
 

@@ -1,0 +1,103 @@
+"""Gemma 3 270M, where it has been fetched, against transformers in float32 on the same file.
+
+A minute's work, most of it transformers' reading of the file. The architecture itself is tested everywhere, with random
+weights (`test_architectures.py`).
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from minillm import LLM
+from minillm.batch import Batch, Chunk
+from minillm.catalog import CATALOG, cache_folder
+from minillm.catalog.fetch import has_size
+from minillm.kv_cache import KVCache
+
+ENTRY = CATALOG["gemma3-270m"]
+PROMPTS = {
+    "english": "The history of the bicycle begins",
+    "code": "def fibonacci(n):\n    if n < 2:\n        return n\n",
+    "korean": "대한민국의 수도는",
+    "chinese": "中国最长的河流是",
+    "arabic": "عاصمة مصر هي",
+    "hindi": "भारत की राजधानी",
+    "russian": "Столица России",
+    "emoji": "🎉👩‍👩‍👧 emoji ☕",
+    "spaces": "  two  spaces\n\n\n\ttab 12345",
+    "special": "<start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\n",
+}
+TOLERANCE = 5e-3
+
+
+@pytest.fixture(scope="module")
+def gemma() -> Path:
+    path = cache_folder() / ENTRY.file_name
+    if not has_size(path, ENTRY.num_bytes):
+        pytest.skip(f"{ENTRY.name} has not been fetched: `minillm info {ENTRY.name}` does, if you accept its terms")
+    return path
+
+
+@pytest.fixture(scope="module")
+def llm(gemma):
+    return LLM(gemma, context_length=1024)
+
+
+@pytest.fixture(scope="module")
+def theirs(gemma):
+    """transformers' tokenizer and model of the file."""
+    where = {"pretrained_model_name_or_path": gemma.parent, "gguf_file": gemma.name}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
+    return tokenizer, transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).eval()
+
+
+def assert_close(found, wanted):
+    assert found.shape == wanted.shape
+    assert np.abs(found - wanted).max() <= TOLERANCE
+    np.testing.assert_array_equal(np.argsort(-found)[:, :5], np.argsort(-wanted)[:, :5])
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_ids_and_logits(llm, theirs, name):
+    tokenizer, model = theirs
+    ids = llm.encode(PROMPTS[name])
+    assert ids == tokenizer(PROMPTS[name])["input_ids"]
+    with torch.no_grad():
+        assert_close(llm.logits(ids), model(torch.tensor([ids])).logits[0].numpy())
+
+
+def test_beyond_the_window(llm, theirs):
+    """More tokens than layers with a window see, read in two chunks; then one more."""
+    _, model = theirs
+    ids = np.random.default_rng(0).integers(10, llm.config.vocab_size, llm.config.sliding_window + 200).tolist()
+    cache = KVCache.contiguous(llm.config, len(ids))
+    for start, end in (0, 600), (600, len(ids) - 1), (len(ids) - 1, len(ids)):
+        batch = Batch.from_chunks([Chunk(ids[start:end], start, [0])], cache.block_size)
+        found = llm.transformer.forward(batch, cache)
+        with torch.no_grad():
+            wanted = model(torch.tensor([ids[:end]]), logits_to_keep=1).logits[0].numpy()
+        assert_close(found, wanted)
+
+
+def test_the_same_bits_together_and_alone(llm):
+    prompts = [llm.encode(text) for text in PROMPTS.values()]
+    cache, tables = KVCache(llm.config, num_blocks=4 * len(prompts), block_size=16), []
+    for ids in prompts:
+        tables.append([])
+        cache.blocks.extend(tables[-1], len(ids) + 1)
+
+    def forward(chunks, cache):
+        return llm.transformer.forward(Batch.from_chunks(chunks, cache.block_size), cache)
+
+    prefilled = forward([Chunk(ids, 0, table) for ids, table in zip(prompts, tables, strict=True)], cache)
+    chosen = prefilled.argmax(axis=1).tolist()
+    decoded = forward([Chunk([t], len(ids), b) for t, ids, b in zip(chosen, prompts, tables, strict=True)], cache)
+    for row, (ids, token) in enumerate(zip(prompts, chosen, strict=True)):
+        alone = KVCache.contiguous(llm.config, len(ids) + 1)
+        forward([Chunk(ids[: row + 1], 0, [0])], alone)  # cut somewhere else, too
+        if ids[row + 1 :]:
+            np.testing.assert_array_equal(forward([Chunk(ids[row + 1 :], row + 1, [0])], alone)[0], prefilled[row])
+        np.testing.assert_array_equal(forward([Chunk([token], len(ids), [0])], alone)[0], decoded[row])
