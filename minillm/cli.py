@@ -261,7 +261,7 @@ def trace(options: argparse.Namespace) -> None:
         raise ValueError(f"{len(options.runs)} runs; a page shows one, or two side by side")
     if options.perfetto and len(options.runs) > 1:
         raise ValueError(f"--perfetto writes one run, and {len(options.runs)} are given")
-    output = Path(options.output or Path(options.runs[0]).with_suffix(".html"))
+    output = Path(options.output or os.path.splitext(options.runs[0])[0] + ".html")
     written = [output, *([Path(options.perfetto)] if options.perfetto else [])]
     _check_writes_over_none(written, options.runs)
     names = [Path(path).stem for path in options.runs]
