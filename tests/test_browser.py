@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 from bisect import bisect_right
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -23,10 +24,10 @@ from minillm import cli
 from minillm.engine import EngineConfig
 from minillm.roofline import ModelCosts, Roofline, step_work
 from minillm.sequence import Sequence
-from minillm.trace import Trace, request_metrics, sequence_name, to_json
+from minillm.trace import Finish, Trace, request_metrics, sequence_name, to_json
 from minillm.view import Timeline
 from minillm.view.browser import page, write_page
-from minillm.view.page.data import data
+from minillm.view.page.data import STATES, data
 from minillm.view.page.estimate import estimates
 from minillm.view.page.texts import plain
 from minillm.view.shown import shown
@@ -472,6 +473,35 @@ def test_hostile_text_is_shown_and_never_run(opened, order):
     assert tab.title() == f"{shown(name)} – minillm trace"
 
 
+def test_texts_of_a_hundred_thousand_letters(opened):
+    """Nobody waits for them: were anything done for each letter over all of them, the page would not open in time."""
+    name, prompt, text = ("🙂" + letter * 10**5 for letter in "npt")
+    tab = opened(spoken(name, prompt, text))
+    tab.keyboard.press("ArrowDown")
+    assert [len(tab.locator(part).text_content()) for part in (".prompt", ".fresh")] == [10**5 + 1] * 2
+
+
+def test_a_pool_too_large_to_draw_says_how_much_is_drawn(opened, run):
+    more = 60_000 - run.facts.num_blocks
+    steps = [
+        replace(record, pool=replace(record.pool, references=[*record.pool.references, *[1] * more]))
+        for record in run.steps[:2]
+    ]
+    tab = opened(Trace(replace(run.facts, num_blocks=60_000), steps))
+    held = steps[0].pool.num_held
+    assert f"Block pool: {held} of 60000 blocks held" in tab.locator(".map").get_attribute("aria-label")
+    assert tab.locator(".block-detail").text_content() == "Drawn are the first 40,000 of 60,000 blocks."
+
+
+def test_where_an_answer_ended_its_last_chunk_is_drawn_as_what_it_was():
+    """Not as what its number of tokens suggests: a prompt of one token is a prefill, too."""
+    trace = spoken("r", "the prompt", "all")
+    trace.steps[0].chunks[0].token_ids = [1]
+    trace.steps[0].finished = [Finish("r", 0, "length")]
+    cells = data(trace, "one")["rows"][0]["cells"]
+    assert cells == [0, 1, STATES.index("prefill"), 1, 0, 1, STATES.index("finished"), 1]
+
+
 @settings(max_examples=4)
 @given(trace=traces())
 def test_any_records_make_a_page_without_errors(browser, tmp_path, trace):
@@ -549,6 +579,8 @@ def test_the_command_writes_for_perfetto_too(run, tmp_path, capsys):
         (["one.jsonl", "--perfetto", "one.html"], "error: one.html was named for the page and for Perfetto"),
         (["one.jsonl", "one.jsonl", "--perfetto", "x.json"], "error: --perfetto writes one run, and 2 are given"),
         (["absent.jsonl"], "error: .*absent.jsonl"),
+        (["."], "error: .*Is a directory: '.'"),
+        ([""], "error: .*(Is a directory|No such file)"),
         (["cut.jsonl"], "error: cut.jsonl: line 3 has no end; the file was cut off"),
         (["empty.jsonl"], "error: empty.jsonl: line 1 is missing: the file is empty"),
         (["one.jsonl", "-o", "no/such/folder.html"], "error: .*no/such/folder.html"),

@@ -67,6 +67,14 @@ def test_first_difference_measures_by_the_largest_number_of_theirs(exercises):
     assert exercises.first_difference(ours, theirs, tolerance=0.001) == "large"
 
 
+def test_first_difference_takes_the_largest_of_all_differences_as_a_share_of_theirs(exercises):
+    small, large = {"x": np.array([1.0, 0.5, 0.0])}, {"x": np.array([9.0, 0.6, 0.0])}
+    assert exercises.first_difference(large, small, tolerance=7.9) == "x"
+    assert exercises.first_difference(large, small, tolerance=8.1) is None
+    assert exercises.first_difference(small, large, tolerance=0.8) == "x"
+    assert exercises.first_difference(small, large, tolerance=0.9) is None
+
+
 def test_first_difference_knows_its_way_about_infinity_and_nan(exercises):
     theirs = {"scores": np.array([1.0, -np.inf, np.nan])}
     same = {"scores": np.array([1.0, -np.inf, np.nan])}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import webbrowser
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -42,7 +43,7 @@ def run(
         raise ValueError(f"{len(runs)} runs; a page shows one, or two side by side")
     if perfetto and len(runs) > 1:
         raise ValueError(f"--perfetto writes one run, and {len(runs)} are given")
-    page = Path(output or Path(runs[0]).with_suffix(".html"))
+    page = Path(output or os.path.splitext(runs[0])[0] + ".html")
     written = [page, *([Path(perfetto)] if perfetto else [])]
     _check_writes_over_none(written, runs)
     names = [Path(path).stem for path in runs]

@@ -105,15 +105,19 @@ def _row(row: Row, first: int, texts: Texts) -> dict[str, Any]:
 
 
 def _runs(cells: dict[int, Cell], first: int) -> list[int]:
-    """Cells as one flat list, four numbers a run of equal ones: from which step on, how many, which state, tokens."""
+    """Cells as one flat list, four numbers a run of equal ones: from which step on, how many, which state, tokens.
+
+    The cell in which an answer ended follows what the same step meant to it until then.
+    """
     flat: list[int] = []
-    following, before = None, None
+    following, last = None, None
     for step, cell in cells.items():
-        if step == following and cell == before:
+        if step == following and cell == last:
             flat[-3] += 1
         else:
-            flat += [step - first, 1, STATES.index(cell.state), cell.num_tokens]
-        following, before = step + 1, cell
+            states = [cell.state] if cell.before is None else [cell.before, cell.state]
+            flat += [number for state in states for number in (step - first, 1, STATES.index(state), cell.num_tokens)]
+        following, last = step + 1, cell
     return flat
 
 

@@ -50,8 +50,9 @@ function write(context, theme, text, x, y, { size = 11, colour = theme.text, wei
 
 // The beginning of a text, as much as finds room in so many pixels.
 function shortened(context, text, width) {
-  if (context.measureText(text).width <= width) return text;
-  const letters = [...text];
+  const most = Math.ceil(2 * width); // letters: all but those that lie on others are wider than half a pixel
+  if (text.length <= most && context.measureText(text).width <= width) return text;
+  const letters = [...text.slice(0, most)];
   while (letters.length && context.measureText(`${letters.join("")}…`).width > width) letters.pop();
   return `${letters.join("")}…`;
 }

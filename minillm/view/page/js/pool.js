@@ -48,18 +48,21 @@ class PoolView {
     const own = record.running.find((part) => run.rowOf(part.who, record.index) === followed);
     const table = own ? own.block_table : [];
     const places = new Map(table.map((block, place) => [block, place]));
+    const { references } = record.pool;
     const held = [];
     for (let block = 0; block < blocks; block++) {
-      this.drawTile(context, block, record.pool.references[block], cached.has(block));
-      if (record.pool.references[block]) held.push(block);
+      this.drawTile(context, block, references[block], cached.has(block));
+      if (references[block]) held.push(block);
     }
     this.drawPath(context, table); // over the colours, and under the letters
-    for (const block of held) this.label(context, block, record.pool.references[block], places.get(block));
+    for (const block of held) this.label(context, block, references[block], places.get(block));
     this.outline(context, this.pointed, 2.5);
     this.sayTable(table, record);
-    this.detail.textContent = this.pointed === null ? "" : this.describe(this.pointed, cached, places);
+    const all = count(references.length, "block");
+    const left = blocks < references.length ? `Drawn are the first ${blocks.toLocaleString("en")} of ${all}.` : "";
+    this.detail.textContent = this.pointed === null ? left : this.describe(this.pointed, cached, places);
     canvas.setAttribute("aria-label",
-      `Block pool: ${held.length} of ${record.pool.references.length} blocks held, ${cached.size} cached. ` +
+      `Block pool: ${run.data.columns.held[record.index]} of ${references.length} blocks held, ${cached.size} cached. ` +
       (followed ? `${followed.name} holds ${table.length ? `blocks ${table.join(", ")}` : "none"}.` : ""));
   }
 

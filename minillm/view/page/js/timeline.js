@@ -114,16 +114,16 @@ class TimelineView {
     const last = Math.min(row.until === null ? run.length : row.until, to) - 1;
     const signs = [];
     if (row.since <= last) this.drawWaiting(context, row, Math.max(from, row.since), last, y);
-    for (let place = Math.max(0, runBefore(row.cells, from)); place < row.cells.length; place += 4) {
+    const first = runBefore(row.cells, from) - 4; // where an answer ends, two begin in one step
+    for (let place = Math.max(0, first); place < row.cells.length; place += 4) {
       const [begin, count, state, tokens] = row.cells.slice(place, place + 4);
       if (begin >= to) break;
       const name = run.look.states[state];
       const isSign = name === "preempted" || name === "finished" || name === "ended early";
-      if (isSign) signs.push([name, tokens, begin]);
+      if (isSign) signs.push([name, begin]);
       else this.drawRun(context, name, tokens, Math.max(begin, from), Math.min(begin + count, to), y);
     }
-    for (const [name, tokens, index] of signs) {
-      if (tokens) this.drawRun(context, tokens > 1 ? "prefill" : "decode", tokens, index, index + 1, y);
+    for (const [name, index] of signs) {
       drawState(context, theme, name, 0, axis.x(index), y, axis.cellWidth(index), LANE);
     }
   }
