@@ -355,6 +355,24 @@ def test_arrow_keys_walk_the_token_row_and_leave_the_clock(opened, run):
     assert tab.evaluate("minillm.clock.now") == 3
 
 
+def test_a_long_chunk_is_opened_by_key_and_walked_on_from_there(opened):
+    trace = spoken("r", "the prompt", "all")
+    trace.steps[0].chunks[0].token_ids = list(range(300))
+    tab = opened(trace)
+    tab.locator(".more").press("Enter")
+    assert tab.locator(".more").count() == 0
+    assert tab.locator(".token:not(.out)").count() == 300
+    assert tab.locator(":focus").text_content() == "#72"  # the first of those that came
+    tab.keyboard.press("ArrowRight")
+    assert tab.locator(":focus").text_content() == "#73"
+    assert tab.locator('.token[tabindex="0"]').count() == 1
+    trace.steps[0].chunks[0].token_ids = list(range(4010))
+    tab = opened(trace)
+    tab.locator(".more").click()
+    assert tab.locator("button.more").count() == 0
+    assert tab.locator("span.more").text_content() == "… 10 more tokens …"
+
+
 def test_a_click_chooses_step_and_sequence(opened, run):
     tab = opened(run)
     box = tab.locator(".lanes canvas").bounding_box()

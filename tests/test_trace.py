@@ -139,6 +139,20 @@ def test_a_file_that_was_cut_off_says_so(path, trace, cut):
             Trace.read(path)
 
 
+def test_a_trace_replaces_traces_only(tmp_path):
+    """Not the model that runs, whose file somebody names by mistake."""
+    trace, path = Trace(FACTS, [step(0)]), tmp_path / "file"
+    for there in ("GGUF...", '{"step": 0}\n', "\n"):
+        path.write_text(there)
+        with pytest.raises(TraceError, match="file is there, and is no trace; it would be lost"):
+            trace.write(path)
+        assert path.read_text() == there
+    for there in ("", '{"minillm', '{"minillm_trace": 1, "run": {}}\n', "\n".join(trace.lines())):
+        path.write_text(there)
+        trace.write(path)
+        assert path.read_text().splitlines() == list(trace.lines())
+
+
 def places(value, path=()):
     """Every place in a JSON value, as the keys that lead there."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()

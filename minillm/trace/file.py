@@ -57,7 +57,16 @@ class Trace:
         return len(self.steps)
 
     def write(self, path: str | os.PathLike) -> None:
-        """Write all of it to `path`, in UTF-8: a header line, then a line a step."""
+        """Write all of it to `path`, in UTF-8: a header line, then a line a step.
+
+        Raises
+        ------
+        TraceError
+            Another kind of file is there, such as the model itself, and would be lost.
+        OSError
+            It cannot be written.
+        """
+        _check_may_be_replaced(Path(path))
         with Path(path).open("w", encoding="utf-8") as file:
             for line in self.lines():
                 file.write(line + "\n")
@@ -97,6 +106,15 @@ class Trace:
 
     def __repr__(self):
         return f"Trace({len(self)} steps of {self.facts.model}, {self.facts.policy})"
+
+
+def _check_may_be_replaced(path: Path) -> None:
+    if not path.is_file():
+        return
+    beginning = f'{{"{HEADER_KEY}": '.encode()
+    with path.open("rb") as file:
+        if not beginning.startswith(file.read(len(beginning))):  # of one that was cut off, less is there
+            raise TraceError(f"{path} is there, and is no trace; it would be lost: name another file, or remove it")
 
 
 def to_json(record: Any) -> dict[str, Any]:

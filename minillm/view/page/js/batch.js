@@ -2,7 +2,7 @@
 
 const SHOWN_FIRST = 72; // tokens of a long chunk that are shown, before it is opened,
 const SHOWN_LAST = 8;
-const MOST_OPEN = 4000; // and after
+const MOST_OPEN = 4000; // and after; of a longer one the rest is only counted
 
 class BatchView {
   constructor(panel, { strip, list, detail }) {
@@ -54,7 +54,7 @@ class BatchView {
     const [first, last] = this.opened === this.record.index ? [MOST_OPEN, 0] : [SHOWN_FIRST, SHOWN_LAST];
     const left = chunk.token_ids.length - first - last;
     chunk.token_ids.forEach((id, number) => {
-      if (left > 0 && number === first) text.append(this.opener(left));
+      if (left > 0 && number === first) text.append(this.rest(left, last > 0));
       if (left > 0 && number >= first && number < first + left) return;
       const position = chunk.start + number;
       text.append(this.token(run.tokenText(row, position), id, `token ${place + number} of the step, position ${position} of ${row.name}`));
@@ -80,20 +80,33 @@ class BatchView {
     return token;
   }
 
-  opener(left) {
-    const more = element("button", "more", `… ${count(left, "more token")} …`);
-    more.type = "button";
+  // What stands for so many tokens: a button that shows them, if it can.
+  rest(left, opens) {
+    const more = element(opens ? "button" : "span", "more", `… ${count(left, "more token")} …`);
+    if (opens) more.type = "button";
     return more;
   }
 
   click(target) {
     const head = target.closest(".who");
     if (head) this.panel.follow(this.panel.run.rows[head.dataset.row]);
-    if (target.matches(".more")) {
-      this.opened = this.record.index;
-      this.drawn = undefined;
-      this.draw(this.record);
-    }
+    if (target.matches("button.more")) this.open(target);
+  }
+
+  // Show the step's long chunks in full, and go on at the first token that stood behind the opener.
+  open(more) {
+    const chunk = [...this.list.children].indexOf(more.closest(".chunk"));
+    this.opened = this.record.index;
+    this.drawn = undefined;
+    this.draw(this.record);
+    this.stepOn(this.list.children[chunk].querySelectorAll(".token")[SHOWN_FIRST]);
+  }
+
+  // The one token that Tab reaches is the one that has the focus.
+  stepOn(token) {
+    for (const other of this.list.querySelectorAll('.token[tabindex="0"]')) other.tabIndex = -1;
+    token.tabIndex = 0;
+    token.focus();
   }
 
   explain(target) {
@@ -111,10 +124,7 @@ class BatchView {
     if (to === undefined) return;
     event.preventDefault();
     event.stopPropagation();
-    const next = tokens[Math.max(0, Math.min(to, tokens.length - 1))];
-    event.target.tabIndex = -1;
-    next.tabIndex = 0;
-    next.focus();
+    this.stepOn(tokens[Math.max(0, Math.min(to, tokens.length - 1))]);
   }
 
   // The whole row to scale: what each chunk takes of the step's budget.
