@@ -463,9 +463,10 @@ def test_ctrl_c_waits_for_the_step_to_end(models):
         engine.add_request(prompt, params, request_id="0")
         interrupted = 0
         while engine.has_unfinished:
-            sys.setprofile(press)
             try:
+                sys.setprofile(press)
                 engine.step()
+                sys.setprofile(None)  # the last call at which it can be pressed, and in here
             except KeyboardInterrupt:
                 interrupted += 1
             finally:
