@@ -355,6 +355,19 @@ def test_arrow_keys_walk_the_token_row_and_leave_the_clock(opened, run):
     assert tab.evaluate("minillm.clock.now") == 3
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_what_has_the_focus_is_not_under_the_controls(opened, run, size):
+    tab = opened(run, size=size)
+    tab.locator(".requests-table button").last.focus()
+    script = """['.bar', ':focus'].map(name => document.querySelector(name).getBoundingClientRect())"""
+    while True:  # upwards, which is where they could cover it
+        tab.keyboard.press("Shift+Tab")
+        bar, focused = tab.evaluate(script)
+        if tab.locator("main :focus").count() == 0:
+            break
+        assert focused["top"] >= bar["bottom"]
+
+
 def test_a_long_chunk_is_opened_by_key_and_walked_on_from_there(opened):
     trace = spoken("r", "the prompt", "all")
     trace.steps[0].chunks[0].token_ids = list(range(300))
