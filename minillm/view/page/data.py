@@ -1,4 +1,5 @@
-"""A trace as the data of a page: small enough for thousands of steps, and nothing that a record says is lost.
+"""A trace as the data of a page: small enough for thousands of steps, and nothing that a record says is lost,
+but for the fifth decimal of log-probabilities and those behind it.
 
 facts, names      what the run had in common, and what it is to be called
 strings, tokens, names, requests, who      what numbers elsewhere stand for (`texts.py`)
