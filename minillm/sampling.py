@@ -134,18 +134,23 @@ def sample(logits: np.ndarray, params: SamplingParams, seed: int, index: int, co
     NumericError
         The scores hold NaN or infinity, so no choice among them means anything.
     """
-    logits = np.asarray(logits, np.float64)
-    if not math.isfinite(logits.max()):  # NaN is contagious: one among the scores and the maximum is NaN
+    best = int(np.argmax(logits))  # NaN counts as the largest
+    if not math.isfinite(logits[best]):
         raise NumericError(
             "the model's scores hold NaN or infinity: are its weights damaged, or keys and values beyond float16?"
         )
-    scores = penalise_repeats(logits, params.repetition_penalty, context)
-    if params.temperature == 0:
-        token_id = int(scores.argmax())
+    if params.temperature == 0 and params.repetition_penalty == 1:
+        token_id = best
     else:
-        token_ids, scores = candidates(scores, params)
-        token_id = int(token_ids[draw(softmax(scores), uniform(seed, index))])
-    return Sample(token_id, float(log_softmax(logits)[token_id]) if params.logprobs else None)
+        scores = penalise_repeats(np.asarray(logits, np.float64), params.repetition_penalty, context)
+        if params.temperature == 0:
+            token_id = int(scores.argmax())
+        else:
+            token_ids, scores = candidates(scores, params)
+            token_id = int(token_ids[draw(softmax(scores), uniform(seed, index))])
+    if not params.logprobs:
+        return Sample(token_id, None)
+    return Sample(token_id, float(log_softmax(np.asarray(logits, np.float64))[token_id]))
 
 
 def candidates(scores: np.ndarray, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:

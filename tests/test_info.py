@@ -69,9 +69,9 @@ def test_what_is_foretold_is_what_loading_takes(request, name):
 def test_groups(gguf_file, mixture):
     found = {(g.part, g.storage): (g.count, g.kept_as, g.is_widened) for g in tensor_groups(open_checkpoint(gguf_file))}
     assert found == {
-        ("embedding", "Q5_0"): (1, "8 bits", True),
-        ("attention", "Q5_0"): (8, "8 bits", True),
-        ("mlp", "Q5_0"): (6, "8 bits", True),
+        ("embedding", "Q5_0"): (1, "5 bits", False),
+        ("attention", "Q5_0"): (8, "5 bits", False),
+        ("mlp", "Q5_0"): (6, "5 bits", False),
         ("norms", "F32"): (5, "float32", False),
     }
     found = [(g.part, g.storage, g.count, g.kept_as, g.is_widened) for g in tensor_groups(open_checkpoint(mixture))]
@@ -110,7 +110,7 @@ def test_a_terminal_s_width_is_enough(gguf_file):
     text = re.sub(r"\x1b\[\d*m", "", screen.file.getvalue())
     (heading,) = [line for line in text.splitlines() if "part" in line]
     assert heading.split() == ["part", "stored", "count", "numbers", "in", "file", "kept", "as", "memory"]
-    assert re.search(r"\battention +Q5_0 +8 +[\d,]+ +[\d.]+ KB +8 bits, widened +[\d.]+ KB", text)
+    assert re.search(r"\battention +Q5_0 +8 +[\d,]+ +[\d.]+ KB +5 bits +[\d.]+ KB", text)
 
 
 def test_what_has_no_room_and_what_is_not_known(gguf_file, mixture, capsys, monkeypatch):

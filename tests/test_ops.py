@@ -2,6 +2,7 @@
 
 import importlib
 import pkgutil
+from dataclasses import replace
 
 import array_api_strict
 import numba
@@ -15,7 +16,7 @@ from numba.core.dispatcher import Dispatcher
 from minillm.ops import BACKENDS, backend, gpu, jit, reference
 from minillm.ops.jit import halves
 from minillm.ops.jit.tiles import joined
-from minillm.quantization import QuantizedMatrix
+from minillm.quantization import QuantizedMatrix, QuantizedScales
 
 TOLERANCE = 2e-5  # of the output's scale
 BACKEND_NAMES = ["numba", "numpy"]
@@ -29,12 +30,18 @@ def randoms(seed, *shapes):
     return [rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
 
 
-def quantized(seed, outputs, blocks, block_size, with_minimum, bits=None, scale_type=np.float32):
+def quantized(seed, outputs, blocks, block_size, with_minimum, bits=None, scale_type=np.float32, group=None):
+    """A matrix of any codes and scales; `group` blocks share a float, if it is given: scales are quantized, too."""
     rng = np.random.default_rng(seed)
     bits = bits or int(rng.choice([4, 8]))
-    low, high = (-128, 128) if bits == 8 else (0, 16) if with_minimum else (-8, 8)
-    scales, minimums = rng.standard_normal((2, outputs, blocks), np.float32).astype(scale_type).astype(np.float32)
+    low, high = (0, 2**bits) if with_minimum and bits < 8 else (-(2 ** (bits - 1)), 2 ** (bits - 1))
     codes = rng.integers(low, high, (outputs, blocks, block_size), dtype=np.int8)
+    if group:
+        shared = rng.standard_normal((2, outputs, blocks // group), np.float32).astype(scale_type).astype(np.float32)
+        parts = rng.integers(-128, 128, (2, outputs, blocks), dtype=np.int8)
+        scales, minimums = (QuantizedScales(*both) for both in zip(parts, shared, strict=True))
+        return QuantizedMatrix.of_parts(codes, scales, minimums if with_minimum else None, bits=bits)
+    scales, minimums = rng.standard_normal((2, outputs, blocks), np.float32).astype(scale_type).astype(np.float32)
     return QuantizedMatrix(codes, scales, minimums if with_minimum else None, bits)
 
 
@@ -392,27 +399,30 @@ def test_numbers_half_way_between_two_float16_go_to_the_even_one(sign, bits, ste
 # --- the same bits ------------------------------------------------------------------------------------------------
 
 
-# Integer codes, as the types of files become them: (bits, with minimums, block size, what scales are exact in).
+# Integer codes, as the types of files become them: (bits, with minimums, block size, what scales are exact in, and how
+# many blocks share a part of theirs).
 CODES = {
-    "Q8_0, Q5_0, IQ4_NL": (8, False, 32, np.float16),
-    "Q5_1": (8, True, 32, np.float16),
-    "Q4_0": (4, False, 32, np.float16),
-    "Q4_1": (4, True, 32, np.float16),
-    "TQ1_0, TQ2_0": (4, False, 256, np.float16),
-    "Q2_K": (4, True, 16, np.float32),
-    "Q3_K": (4, False, 16, np.float32),
-    "Q4_K": (4, True, 32, np.float32),
-    "Q5_K": (8, True, 32, np.float32),
-    "Q6_K": (8, False, 16, np.float32),
-    "IQ4_XS": (8, False, 32, np.float32),
+    "Q8_0, IQ4_NL": (8, False, 32, np.float16, None),
+    "Q4_0": (4, False, 32, np.float16, None),
+    "Q4_1": (4, True, 32, np.float16, None),
+    "Q5_0, MXFP4": (5, False, 32, np.float16, None),
+    "Q5_1": (5, True, 32, np.float16, None),
+    "TQ1_0, TQ2_0": (4, False, 256, np.float16, None),
+    "Q2_K": (4, True, 16, np.float16, 16),
+    "Q3_K": (4, False, 16, np.float16, 16),
+    "Q4_K": (4, True, 32, np.float16, 8),
+    "Q5_K": (5, True, 32, np.float16, 8),
+    "Q6_K": (6, False, 16, np.float16, 16),
+    "IQ4_XS": (8, False, 32, np.float16, 8),
 }
 FORMS = ["float32", "bfloat16", *CODES]
 
 
 def weights_of(form, seed, outputs, blocks):
+    """`blocks` of them, or of what shares a scale's part."""
     if form in CODES:
-        bits, with_minimum, block_size, scale_type = CODES[form]
-        return quantized(seed, outputs, blocks, block_size, with_minimum, bits, scale_type)
+        bits, with_minimum, block_size, scale_type, group = CODES[form]
+        return quantized(seed, outputs, blocks * (group or 1), block_size, with_minimum, bits, scale_type, group)
     (plain,) = randoms(seed, (outputs, blocks * 32))
     return plain if form == "float32" else as_bfloat16(plain)
 
@@ -427,9 +437,32 @@ def test_weights_of_every_form_come_back_and_stay_small(seed, outputs, blocks, f
     padded_outputs = -(-outputs // 64) * 64
     assert matrix.codes.nbytes * 8 == padded_outputs * weights.shape[1] * bits
     if form in CODES:
-        bytes_of_one = padded_outputs * blocks * np.dtype(CODES[form][3]).itemsize
+        _, with_minimum, _, scale_type, group = CODES[form]
+        kinds, shared_bytes = 1 + with_minimum, np.dtype(scale_type).itemsize
+        bytes_of_one = padded_outputs * blocks * (group or shared_bytes)
         assert matrix.scales.nbytes == bytes_of_one
-        assert matrix.minimums.nbytes == (bytes_of_one if CODES[form][1] else 0)
+        assert matrix.minimums.nbytes == (bytes_of_one if with_minimum else 0)
+        assert matrix.shared.nbytes == (kinds * padded_outputs * blocks * shared_bytes if group else 0)
+
+
+@given(seed=seeds, outputs=sizes, blocks=st.integers(1, 4), bits=st.sampled_from([5, 6]), size=st.sampled_from([8, 24]))
+def test_codes_of_5_and_6_bits_in_blocks_of_no_whole_groups_are_kept_in_8(seed, outputs, blocks, bits, size):
+    weights = quantized(seed, outputs, blocks, size, seed % 2 == 0, bits)
+    matrix = jit.as_matrix(weights)
+    assert matrix.codes.nbytes == -(-outputs // 64) * 64 * blocks * size
+    np.testing.assert_array_equal(jit.dequantize(matrix), weights.dequantize())
+
+
+@pytest.mark.parametrize("bits", [4, 5, 6])
+@pytest.mark.parametrize("with_minimum", [False, True])
+def test_codes_of_more_bits_than_they_say_are_refused(bits, with_minimum):
+    weights = quantized(0, 3, 2, 32, with_minimum, bits)
+    lowest = 0 if with_minimum else -(2 ** (bits - 1))
+    for beyond in (lowest - 1, lowest + 2**bits):
+        codes = weights.codes.copy()
+        codes[2, 1, 7] = beyond
+        with pytest.raises(ValueError, match=rf"codes from -?\d+ to -?\d+ are not of {bits} bits"):
+            jit.as_matrix(replace(weights, codes=codes))
 
 
 @given(seed=seeds, in_minimums=st.booleans())

@@ -72,7 +72,7 @@ EXTRAS = {
     "minillm.plots": {"matplotlib"},
     "minillm.ops.gpu.device": {"cupy"},
 }
-COMES_WITH_NUMBA = {"minillm.ops.jit.prefetching": {"llvmlite"}}
+COMES_WITH_NUMBA = {f"minillm.ops.jit.{room}": {"llvmlite"} for room in ("forms", "prefetching")}
 
 
 def room_of(module):

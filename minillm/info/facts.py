@@ -26,7 +26,7 @@ class TensorGroup:
     count : tensors
     num_values : numbers in all of them
     num_bytes : that they take in the file
-    kept_as : what the compiled backend makes of them: "4 bits", "8 bits" (integer codes), "bfloat16", "float32"
+    kept_as : what the compiled backend makes of them: "4 bits" to "8 bits" (integer codes), "bfloat16", "float32"
     bytes_in_memory : that it takes, scales and minimums included. Whether float16 does for these is judged by a sample
         of rows, so that this may be off by a few per cent.
     is_widened : whether a number's own bits, scales apart, are more in memory than all it takes in the file

@@ -25,7 +25,7 @@ products of two of them, are exact in float32. The layouts are ggml's (`ggml-com
 
 from minillm.quantization import block_types, floats, k_types, tables, ternary
 from minillm.quantization.floats import widen_bfloat16
-from minillm.quantization.matrix import QuantizedMatrix
+from minillm.quantization.matrix import QuantizedMatrix, QuantizedScales
 from minillm.quantization.planes import unpack_nibbles
 from minillm.quantization.rounding import CHUNK, quantize, round_blocks
 from minillm.quantization.storage import StorageType
@@ -34,6 +34,7 @@ __all__ = [
     "CHUNK",
     "STORAGE_TYPES",
     "QuantizedMatrix",
+    "QuantizedScales",
     "StorageType",
     "quantize",
     "round_blocks",

@@ -43,11 +43,12 @@ def _unpack_q4_1(blocks: np.ndarray) -> QuantizedMatrix:
 def _unpack_q5_0(blocks: np.ndarray) -> QuantizedMatrix:
     codes = _five_bits(blocks)
     codes -= 16  # stored 0..31, meant -16..15
-    return QuantizedMatrix(codes, blocks["scale"].astype(np.float32))
+    return QuantizedMatrix(codes, blocks["scale"].astype(np.float32), bits=5)
 
 
 def _unpack_q5_1(blocks: np.ndarray) -> QuantizedMatrix:
-    return QuantizedMatrix(_five_bits(blocks), blocks["scale"].astype(np.float32), blocks["minimum"].astype(np.float32))
+    scales, minimums = blocks["scale"].astype(np.float32), blocks["minimum"].astype(np.float32)
+    return QuantizedMatrix(_five_bits(blocks), scales, minimums, bits=5)
 
 
 def _five_bits(blocks: np.ndarray) -> np.ndarray:
@@ -66,6 +67,6 @@ TYPES = (
     StorageType("Q8_0", 32, np.dtype([_SCALE, ("codes", "i1", 32)]), _unpack_q8_0, bits=8),
     StorageType("Q4_0", 32, np.dtype([_SCALE, _NIBBLES]), _unpack_q4_0, bits=4),
     StorageType("Q4_1", 32, np.dtype([_SCALE, _MINIMUM, _NIBBLES]), _unpack_q4_1, bits=4),
-    StorageType("Q5_0", 32, np.dtype([_SCALE, _FIFTH_BITS, _NIBBLES]), _unpack_q5_0, bits=8),
-    StorageType("Q5_1", 32, np.dtype([_SCALE, _MINIMUM, _FIFTH_BITS, _NIBBLES]), _unpack_q5_1, bits=8),
+    StorageType("Q5_0", 32, np.dtype([_SCALE, _FIFTH_BITS, _NIBBLES]), _unpack_q5_0, bits=5),
+    StorageType("Q5_1", 32, np.dtype([_SCALE, _MINIMUM, _FIFTH_BITS, _NIBBLES]), _unpack_q5_1, bits=5),
 )

@@ -13,9 +13,9 @@ which these types subtract:
     Q5_K    8 x 32   0 to 31         6 bits, 6 bits                176   5.5
     Q6_K   16 x 16   -32 to 31       -128 to 127                   210   6.5625
 
-`scale * sub_scale` is exact in float32: 11 bits of a float16 times at most 8 fit its 24. So a super-block becomes
-blocks with a float32 scale each, and nothing is lost. Where a product with a code is exact as well, and it is in all
-five, subtracting the minimum rounds once, as ggml does.
+`scale * sub_scale` is exact in float32: 11 bits of a float16 times at most 8 fit its 24. So a block's scale is one
+float32, whether it is multiplied out at once or as it is used, and nothing is lost. Where its product with a code is
+exact as well, and it is in all five, subtracting the minimum rounds once, as ggml does.
 
 The bytes of a super-block, each box with its number of bytes:
 
@@ -38,15 +38,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from minillm.quantization.matrix import QuantizedMatrix
+from minillm.quantization.matrix import QuantizedMatrix, QuantizedScales
 from minillm.quantization.planes import add_high_bits, unpack_planes
 from minillm.quantization.storage import StorageType
 
 
-def sub_block_values(shared: np.ndarray, parts: np.ndarray) -> np.ndarray:
-    """What each block multiplies with: float16 [O, B] x integers [O, B, S] -> float32 [O, B * S]."""
-    with np.errstate(invalid="ignore"):  # a damaged file's infinity times 0: `check_scales` will say where
-        return (shared.astype(np.float32)[..., None] * parts).reshape(len(parts), -1)
+def sub_block_values(shared: np.ndarray, parts: np.ndarray) -> QuantizedScales:
+    """What blocks multiply with: float16 [O, B], one a super-block, times integers [O, B, S] from -128 to 127."""
+    return QuantizedScales(parts.reshape(len(parts), -1).view(np.int8), shared.astype(np.float32))
 
 
 def in_blocks(codes: np.ndarray, block_size: int) -> np.ndarray:
@@ -55,10 +54,10 @@ def in_blocks(codes: np.ndarray, block_size: int) -> np.ndarray:
 
 
 def _unpack_q2_k(blocks: np.ndarray) -> QuantizedMatrix:
-    return QuantizedMatrix(
+    return QuantizedMatrix.of_parts(
         in_blocks(unpack_planes(blocks["codes"], 2), 16),
         sub_block_values(blocks["scale"], blocks["sub_scales"] & 15),
-        -sub_block_values(blocks["minimum"], blocks["sub_scales"] >> 4),
+        sub_block_values(-blocks["minimum"], blocks["sub_scales"] >> 4),
         bits=4,
     )
 
@@ -71,21 +70,22 @@ def _unpack_q3_k(blocks: np.ndarray) -> QuantizedMatrix:
     sub_scales = unpack_planes(blocks["sub_scales"][..., :8], 4).reshape(*blocks.shape, 4, 4)
     add_high_bits(sub_scales, blocks["sub_scales"][..., 8:], bits=2, place=4)
     sub_scales = sub_scales.reshape(*blocks.shape, 16) - np.int8(32)
-    return QuantizedMatrix(in_blocks(codes, 16), sub_block_values(blocks["scale"], sub_scales), bits=4)
+    return QuantizedMatrix.of_parts(in_blocks(codes, 16), sub_block_values(blocks["scale"], sub_scales), bits=4)
 
 
 def _unpack_q4_k(blocks: np.ndarray) -> QuantizedMatrix:
-    return QuantizedMatrix(in_blocks(unpack_planes(blocks["codes"], 4), 32), *_scales_and_minimums(blocks), bits=4)
+    codes = in_blocks(unpack_planes(blocks["codes"], 4), 32)
+    return QuantizedMatrix.of_parts(codes, *_scales_and_minimums(blocks), bits=4)
 
 
 def _unpack_q5_k(blocks: np.ndarray) -> QuantizedMatrix:
     codes = unpack_planes(blocks["codes"], 4).reshape(*blocks.shape, 8, 32)
     add_high_bits(codes, blocks["fifth_bits"], bits=1, place=4)
-    return QuantizedMatrix(in_blocks(codes, 32), *_scales_and_minimums(blocks))
+    return QuantizedMatrix.of_parts(in_blocks(codes, 32), *_scales_and_minimums(blocks), bits=5)
 
 
-def _scales_and_minimums(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of Q4_K and Q5_K: float32 [O, I/32] twice, from eight scales and eight minimums of 6 bits in 12 bytes.
+def _scales_and_minimums(blocks: np.ndarray) -> tuple[QuantizedScales, QuantizedScales]:
+    """Of Q4_K and Q5_K: those of blocks of 32, from eight scales and eight minimums of 6 bits in 12 bytes.
 
         byte       0  1  2  3         4  5  6  7           8     9     10    11
         bits 6, 7  of scales 4..7     of minimums 4..7     low halves of minimums 4..7    (bits 4 to 7)
@@ -97,14 +97,16 @@ def _scales_and_minimums(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     values = np.empty((*blocks.shape, 2, 8), np.uint8)  # scales, then minimums
     values[..., :4] = first & 63
     values[..., 4:] = unpack_planes(last, 4).view(np.uint8) | (first >> 6 << 4)
-    return sub_block_values(blocks["scale"], values[:, :, 0]), -sub_block_values(blocks["minimum"], values[:, :, 1])
+    scales, minimums = values[:, :, 0], values[:, :, 1]
+    return sub_block_values(blocks["scale"], scales), sub_block_values(-blocks["minimum"], minimums)
 
 
 def _unpack_q6_k(blocks: np.ndarray) -> QuantizedMatrix:
     codes = unpack_planes(blocks["low_codes"], 4).reshape(*blocks.shape, 2, 4, 32)
     add_high_bits(codes, blocks["high_codes"], bits=2, place=4)
     codes -= 32
-    return QuantizedMatrix(in_blocks(codes, 16), sub_block_values(blocks["scale"], blocks["sub_scales"]))
+    scales = sub_block_values(blocks["scale"], blocks["sub_scales"])
+    return QuantizedMatrix.of_parts(in_blocks(codes, 16), scales, bits=6)
 
 
 _SCALE, _MINIMUM, _SUB_SCALES = ("scale", "<f2"), ("minimum", "<f2"), ("sub_scales", "u1", 12)
@@ -118,6 +120,6 @@ TYPES = (
     StorageType("Q2_K", 256, np.dtype(_Q2_K), _unpack_q2_k, bits=4),
     StorageType("Q3_K", 256, np.dtype(_Q3_K), _unpack_q3_k, bits=4),
     StorageType("Q4_K", 256, np.dtype(_Q4_K), _unpack_q4_k, bits=4),
-    StorageType("Q5_K", 256, np.dtype(_Q5_K), _unpack_q5_k, bits=8),
-    StorageType("Q6_K", 256, np.dtype(_Q6_K), _unpack_q6_k, bits=8),
+    StorageType("Q5_K", 256, np.dtype(_Q5_K), _unpack_q5_k, bits=5),
+    StorageType("Q6_K", 256, np.dtype(_Q6_K), _unpack_q6_k, bits=6),
 )

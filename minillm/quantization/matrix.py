@@ -8,16 +8,40 @@ import numpy as np
 
 
 @dataclass(frozen=True)
+class QuantizedScales:
+    """Scales (or minimums) that are quantized themselves: a small integer a block, times a float for several of them.
+
+    Attributes
+    ----------
+    parts : int8 [O, I/Q], a block's own
+    shared : float32 [O, I/(Q*S)], of `S` neighbouring blocks
+    """
+
+    parts: np.ndarray
+    shared: np.ndarray
+
+    @property
+    def values(self) -> np.ndarray:
+        """What each block multiplies with: float32 [O, I/Q]."""
+        outputs, blocks = self.parts.shape
+        with np.errstate(invalid="ignore"):  # a damaged file's infinity times 0: `check_scales` will say where
+            products = self.shared[:, :, None] * self.parts.reshape(*self.shared.shape, -1)  # float32 x int8 is float32
+        return products.reshape(outputs, blocks)
+
+
+@dataclass(frozen=True)
 class QuantizedMatrix:
     """Integer codes with a scale, and for some types a minimum, per block. Checked when made.
 
     Attributes
     ----------
-    codes : int8 [O, I/Q rounded up, Q]; of four bits: -8 to 7, or with minimums 0 to 15
+    codes : int8 [O, I/Q rounded up, Q]; with minimums from 0 to 2^bits - 1 (of 8 bits: any), else half of it either way
     scales : float32 [O, I/Q rounded up]
     minimums : float32 [O, I/Q rounded up], or None where the type is symmetric around zero
-    bits : 4 or 8, how many a code needs
+    bits : 4, 5, 6 or 8, how many a code needs
     num_inputs : I; None for as many as the blocks hold. Codes of the last block from there on stand for nothing.
+    scale_parts, minimum_parts : QuantizedScales that `scales` and `minimums` are the values of, where they are
+        quantized themselves; a backend may keep those instead. Made by `of_parts`.
 
     Raises
     ------
@@ -30,6 +54,16 @@ class QuantizedMatrix:
     minimums: np.ndarray | None = None
     bits: int = 8
     num_inputs: int | None = None
+    scale_parts: QuantizedScales | None = None
+    minimum_parts: QuantizedScales | None = None
+
+    @classmethod
+    def of_parts(
+        cls, codes: np.ndarray, scales: QuantizedScales, minimums: QuantizedScales | None = None, *, bits: int
+    ) -> QuantizedMatrix:
+        """A matrix whose scales, and minimums if it has any, are quantized themselves."""
+        values = None if minimums is None else minimums.values
+        return cls(codes, scales.values, values, bits, scale_parts=scales, minimum_parts=minimums)
 
     def __post_init__(self):
         _, blocks, block_size = self.codes.shape

@@ -20,7 +20,7 @@ class StorageType:
     block_size : how many neighbouring values share a block of bytes; 1 for floats
     block : those bytes, field by field
     unpack : from blocks [O, I / block_size] to numbers
-    bits : 4 or 8, what a code takes in the QuantizedMatrix that the type becomes; 32 for floats
+    bits : 4, 5, 6 or 8, what a code takes in the QuantizedMatrix that the type becomes; 32 for floats
     """
 
     name: str

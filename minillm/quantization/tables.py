@@ -38,12 +38,12 @@ def _unpack_iq4_xs(blocks: np.ndarray) -> QuantizedMatrix:
     sub_scales = unpack_planes(blocks["sub_scales_low"], 4).reshape(*blocks.shape, 2, 4, 1)
     add_high_bits(sub_scales, blocks["sub_scales_high"], bits=2, place=4)
     sub_scales = sub_scales.reshape(*blocks.shape, 8) - np.int8(32)
-    return QuantizedMatrix(codes, sub_block_values(blocks["scale"], sub_scales))
+    return QuantizedMatrix.of_parts(codes, sub_block_values(blocks["scale"], sub_scales), bits=8)
 
 
 def _unpack_mxfp4(blocks: np.ndarray) -> QuantizedMatrix:
     codes = FLOATS_OF_4_BITS[unpack_nibbles(blocks["codes"])]
-    return QuantizedMatrix(codes, np.ldexp(np.float32(1), blocks["exponent"].astype(np.int32) - 128))
+    return QuantizedMatrix(codes, np.ldexp(np.float32(1), blocks["exponent"].astype(np.int32) - 128), bits=5)
 
 
 _NIBBLES = ("codes", "u1", 16)
@@ -58,5 +58,5 @@ _IQ4_XS = [
 TYPES = (
     StorageType("IQ4_NL", 32, np.dtype([("scale", "<f2"), _NIBBLES]), _unpack_iq4_nl, bits=8),
     StorageType("IQ4_XS", 256, np.dtype(_IQ4_XS), _unpack_iq4_xs, bits=8),
-    StorageType("MXFP4", 32, np.dtype([("exponent", "u1"), _NIBBLES]), _unpack_mxfp4, bits=8),
+    StorageType("MXFP4", 32, np.dtype([("exponent", "u1"), _NIBBLES]), _unpack_mxfp4, bits=5),
 )

@@ -76,7 +76,7 @@ def as_matrix(weights: np.ndarray | QuantizedMatrix, xp: ModuleType | None = Non
         return PackedMatrix(
             _pack(_in_blocks(patterns, xp), bits, xp), none, none, bits, 0, FLOAT_BLOCK, floats.shape[1]
         )
-    bits = weights.bits
+    bits = 4 if weights.bits == 4 else 8  # no form of its own for 5 and 6
     zero = 128 if bits == 8 else 0 if weights.minimums is not None else 8  # packed is code + zero, never negative
     if bits == 4 and (weights.codes.min(initial=-zero) < -zero or weights.codes.max(initial=-zero) > 15 - zero):
         raise ValueError(f"codes from {weights.codes.min()} to {weights.codes.max()} are not of 4 bits")

@@ -22,11 +22,11 @@ import numpy as np
 from numba import prange
 
 from minillm.ops.jit.compiling import compiled, compiled_parallel, inlined
+from minillm.ops.jit.forms import LANES
 from minillm.ops.jit.halves import narrow, stored, widen
 from minillm.ops.jit.pointwise import exp, largest_of_lanes, squeezed, sum_of_lanes
 from minillm.ops.jit.prefetching import prefetch
 from minillm.ops.jit.rows import ROWS, aligned, multiply_add, whole_rows
-from minillm.ops.jit.tiles import LANES
 
 SPLIT = 256  # keys that one thread takes; a multiple of LANES
 QUERIES = 8  # tokens of a sequence that use a block's keys before the next is read
@@ -107,10 +107,13 @@ def _attend_slab(queries, key_blocks, value_blocks, layer, positions, starts, ow
     total = np.empty((tokens, num_heads, splits), np.float32)
     weighted = np.empty((tokens, num_heads, splits, head_dim), np.float32)
     carried = largest, total, weighted
-    if tokens == 1 and positions[0] < 32:  # not worth waking a thread for
+    kv_heads = value_blocks.shape[2]
+    short = tokens == 1 and positions[0] < 32  # not worth waking a thread for
+    if short or len(owners) * kv_heads * splits == 1:
         first = np.int64(0)  # of the type that a loop counts in, so that it need not be compiled for another
-        for g in range(value_blocks.shape[2]):
+        for g in range(kv_heads):
             _attend_split(
+                not short,
                 first,
                 g,
                 first,
@@ -153,6 +156,7 @@ def _attend_splits(queries, key_blocks, value_blocks, layer, positions, starts, 
         group, rest = divmod(np.int64(item), kv_heads * splits)  # Numba counts a parallel loop in unsigned numbers
         g, split = divmod(rest, splits)
         _attend_split(
+            False,
             group,
             g,
             split,
@@ -171,11 +175,26 @@ def _attend_splits(queries, key_blocks, value_blocks, layer, positions, starts, 
 
 @compiled
 def _attend_split(
-    group, g, split, queries, key_blocks, value_blocks, layer, positions, starts, owners, block_tables, how, carried
+    together,
+    group,
+    g,
+    split,
+    queries,
+    key_blocks,
+    value_blocks,
+    layer,
+    positions,
+    starts,
+    owners,
+    block_tables,
+    how,
+    carried,
 ):
     """What a group of queries carries away from one split of one head's keys.
 
     Its rows are the group's tokens times the query heads that share the key/value head; made a multiple of four.
+    Where it is the only piece of work, the threads share it (`together`): one that had nothing to do would fall asleep,
+    and be late for the next product.
     """
     largest, total, weighted = carried
     scale, window, soft_cap = how
@@ -194,7 +213,11 @@ def _attend_split(
         end = positions[min(first + row // heads, stop - 1)] + 1 - start
         visible[row, 0], visible[row, 1] = max(0, min(seen, end - window)), max(0, min(seen, end))
     q = _scaled_rows(queries, first, g, heads, rows, scale)
-    weights = _score(q, key_blocks, layer, g, table, start, unseen, seen)
+    weights = np.empty((len(q), SPLIT), np.float32)
+    if together:
+        _score_together(q, weights, key_blocks, layer, g, table, start, unseen, seen)
+    else:
+        _score(q, weights, key_blocks, layer, g, table, start, unseen, seen)
     _prefetch_block(value_blocks, block_size, table, start + unseen, start + seen, layer, g)
     lanes = np.empty(LANES, np.float32)
     for row in range(rows):
@@ -202,7 +225,12 @@ def _attend_split(
         if soft_cap:
             _squeeze(weights, row, visible[row, 0], visible[row, 1], soft_cap)
         largest[t, h, split], total[t, h, split] = _weigh(weights, row, visible[row, 0], visible[row, 1], lanes)
-    sums = _mix(weights, visible, value_blocks, layer, g, table, start, unseen, seen)
+    sums = np.empty((len(q), head_dim), np.float32)
+    if together:
+        _mix_together(sums, weights, visible, value_blocks, layer, g, table, start, unseen, seen)
+    else:
+        for left in range(0, head_dim, LANES):
+            _mix(sums, left, weights, visible, value_blocks, layer, g, table, start, unseen, seen)
     for row in range(rows):
         t, h = first + row // heads, g * heads + row % heads
         for k in range(head_dim):
@@ -229,12 +257,19 @@ def _scaled_rows(queries, first, g, heads, rows, scale):
     return scaled
 
 
+@compiled_parallel
+def _score_together(q, scores, key_blocks, layer, g, table, start, unseen, seen):
+    """`_score` by all threads: a key's score is its own."""
+    for part in prange(SPLIT // LANES):
+        first = np.int64(part) * LANES
+        _score(q, scores, key_blocks, layer, g, table, start, max(unseen, first), min(seen, first + LANES))
+
+
 @compiled
-def _score(q, key_blocks, layer, g, table, start, unseen, seen):
-    """Every row's query times keys `unseen` to `seen` from position `start` on: [rows, SPLIT], the others undefined."""
+def _score(q, scores, key_blocks, layer, g, table, start, unseen, seen):
+    """Every row's query times keys `unseen` to `seen` from position `start` on, into [rows, SPLIT]."""
     rows, head_dim = q.shape
     block_size = key_blocks.shape[4]
-    scores = np.empty((rows, SPLIT), np.float32)
     sums = aligned(ROWS, LANES)
     j = unseen
     while j < seen:
@@ -249,7 +284,6 @@ def _score(q, key_blocks, layer, g, table, start, unseen, seen):
                 for lane in range(run):
                     scores[np.uint64(row + r), np.uint64(j + lane)] = sums[np.uint64(r), lane]
         j += run
-    return scores
 
 
 @compiled
@@ -290,35 +324,39 @@ def _weigh(scores, row, begin, visible, lanes):
     return top, sum_of_lanes(lanes)
 
 
+@compiled_parallel
+def _mix_together(mixed, weights, visible, value_blocks, layer, g, table, start, unseen, seen):
+    """`_mix` by all threads: a lane's sum is its own."""
+    for tile in prange(-(-mixed.shape[1] // LANES)):
+        left = np.int64(tile) * LANES
+        _mix(mixed, left, weights, visible, value_blocks, layer, g, table, start, unseen, seen)
+
+
 @compiled
-def _mix(weights, visible, value_blocks, layer, g, table, start, unseen, seen):
-    """Every row's sum of the values from position `start` on, each times its weight: [rows, K]."""
-    rows = len(weights)
+def _mix(mixed, left, weights, visible, value_blocks, layer, g, table, start, unseen, seen):
+    """Every row's sum of the values from position `start` on, each times its weight: 64 lanes of [rows, K]."""
     block_size, head_dim = value_blocks.shape[3], value_blocks.shape[4]
-    mixed = np.zeros((rows, head_dim), np.float32)
     sums = aligned(ROWS, LANES)
-    for left in range(0, head_dim, LANES):
-        lanes = min(LANES, head_dim - left)
-        for row in range(0, rows, ROWS):
-            sums[:] = 0
-            j = unseen
-            while j < seen:
-                _prefetch_block(value_blocks, block_size, table, start + j + block_size, start + seen, layer, g)
-                values = value_blocks[table[(start + j) // block_size], layer, g]
-                offset = (start + j) % block_size
-                end = min(j + block_size - offset, seen)
-                # Rows are in the order of their positions: what the first may see yet, and the last still, all may.
-                # And not one value more: 0 times a later token's infinity would be NaN.
-                common = min(end, max(j, visible[row + ROWS - 1, 0]))
-                behind = max(common, min(end, visible[row, 1]))
-                _mix_edges(sums, weights, row, visible, j, common, values, offset - j, left, lanes)
-                multiply_add(sums, weights, row, common, values, offset + common - j, left, behind - common, lanes)
-                _mix_edges(sums, weights, row, visible, behind, end, values, offset - j, left, lanes)
-                j = end
-            for r in range(ROWS):
-                for lane in range(lanes):
-                    mixed[np.uint64(row + r), np.uint64(left + lane)] = sums[np.uint64(r), lane]
-    return mixed
+    lanes = min(LANES, head_dim - left)
+    for row in range(0, len(weights), ROWS):
+        sums[:] = 0
+        j = unseen
+        while j < seen:
+            _prefetch_block(value_blocks, block_size, table, start + j + block_size, start + seen, layer, g)
+            values = value_blocks[table[(start + j) // block_size], layer, g]
+            offset = (start + j) % block_size
+            end = min(j + block_size - offset, seen)
+            # Rows are in the order of their positions: what the first may see yet, and the last still, all may.
+            # And not one value more: 0 times a later token's infinity would be NaN.
+            common = min(end, max(j, visible[row + ROWS - 1, 0]))
+            behind = max(common, min(end, visible[row, 1]))
+            _mix_edges(sums, weights, row, visible, j, common, values, offset - j, left, lanes)
+            multiply_add(sums, weights, row, common, values, offset + common - j, left, behind - common, lanes)
+            _mix_edges(sums, weights, row, visible, behind, end, values, offset - j, left, lanes)
+            j = end
+        for r in range(ROWS):
+            for lane in range(lanes):
+                mixed[np.uint64(row + r), np.uint64(left + lane)] = sums[np.uint64(r), lane]
 
 
 @inlined

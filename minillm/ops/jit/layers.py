@@ -12,7 +12,6 @@ that no text fills. So there is one compiled pass for all that this one serves; 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import groupby
 from typing import Any
 
 import numba
@@ -20,10 +19,11 @@ import numpy as np
 
 from minillm.ops.jit.attention import NO_WINDOW, attend, keep_kv, scoring
 from minillm.ops.jit.compiling import compiled
+from minillm.ops.jit.forms import LANES
 from minillm.ops.jit.halves import stored
 from minillm.ops.jit.pointwise import GELU, SILU, gated_joined, rms_norm, rotate
 from minillm.ops.jit.products import NO_BIAS, add_bias, multiply
-from minillm.ops.jit.tiles import LANES, TiledMatrix, joined
+from minillm.ops.jit.tiles import TiledMatrix, joined, whole
 
 
 def fuse(layers: Sequence[Any], config: Any) -> Callable | None:
@@ -31,68 +31,38 @@ def fuse(layers: Sequence[Any], config: Any) -> Callable | None:
 
     Queries, keys and values come out of one product, and so do gate and up: fewer, larger pieces of work to share
     among the threads. Files may keep more bits of some: where values differ from queries and keys, they have a product
-    of their own; where layers differ, a call goes as far as they are alike. None where the matrices of a layer differ
-    otherwise; for models with layer norm, learned positions, an MLP without a gate, or experts; and with the compiler
-    off, where the readable pass is as fast and can be stepped through. `config` is a ModelConfig.
+    of their own, and from layer to layer a projection may be of two kinds. None where matrices differ otherwise; for
+    models with layer norm, learned positions, an MLP without a gate, or experts; and with the compiler off, where the
+    readable pass is as fast and can be stepped through. `config` is a ModelConfig.
     """
     if numba.config.DISABLE_JIT or not _serves(config):
         return None
-    passes, start = [], 0
-    for _, run in groupby(layers, _arrays):
-        of_run = list(run)
-        passes.append(_fuse_run(of_run, start, config))
-        start += len(of_run)
-    if None in passes:
+    qkv, own_v = [], []
+    for layer in layers:
+        together = joined([layer.q.weight, layer.k.weight, layer.v.weight])
+        qkv.append(together or joined([layer.q.weight, layer.k.weight]))
+        own_v.append(None if together else layer.v.weight)
+    gate_up = [joined([layer.gate.weight, layer.up.weight]) for layer in layers]
+    if None in qkv or None in gate_up:
         return None
-    if len(passes) == 1:
-        return passes[0]
-
-    def forward(x, angles, batch, kv_cache):
-        for run in passes:
-            x = run(x, angles, batch, kv_cache)
-        return x
-
-    return forward
-
-
-def _arrays(layer: Any) -> list[int]:
-    """Which arrays a layer's matrices lie in: of neighbours in the same ones, all are of the same kinds."""
-    names = ("q", "k", "v", "output", "gate", "up", "down")
-    return [id(getattr(layer, name).weight.codes.base) for name in names]
-
-
-def _fuse_run(layers: Sequence[Any], start: int, config: Any) -> Callable | None:
-    """`fuse` for neighbours, the first of them layer number `start`, whose weights are of one kind."""
-    qkv, qk, v, output, gate_up, down = (
-        _stacked([[getattr(layer, name).weight for name in names] for layer in layers])
-        for names in (["q", "k", "v"], ["q", "k"], ["v"], ["output"], ["gate", "up"], ["down"])
-    )
-    if qkv:
-        v = qkv._replace(codes=qkv.codes[:0])  # is part of it
-    else:
-        qkv = qk
-    if None in (qkv, v, output, gate_up, down):
+    output, down = ([getattr(layer, name).weight for layer in layers] for name in ("output", "down"))
+    stacks = [_stacked(matrices) for matrices in (qkv, own_v if any(own_v) else qkv, output, gate_up, down)]
+    if None in stacks:
         return None
+    if not any(own_v):
+        stacks[1] = *stacks[0][:2], np.zeros_like(stacks[0][2])
     first = layers[0]
     weights = (
         np.float32(config.norm_eps),
-        start,
-        np.array([config.window(start + index) or NO_WINDOW for index in range(len(layers))], np.int64),
+        np.array([config.window(index) or NO_WINDOW for index in range(len(layers))], np.int64),
         scoring(config.head_dim, config.query_scale, None, config.attention_soft_cap),
         GELU if config.activation == "gelu" else SILU,
         tuple(_norms(layers, name) for name in ("attention_norm", "q_norm", "k_norm", "post_attention_norm")),
         tuple(_norms(layers, name) for name in ("mlp_norm", "post_mlp_norm")),
-        tuple(qkv),
-        tuple(v),
+        *stacks,
+        (first.q.weight.num_outputs, first.k.weight.num_outputs, first.gate.weight.num_outputs),
         tuple(_biases([getattr(layer, name) for layer in layers]) for name in "qkv"),
-        (first.q.weight.num_outputs, first.k.weight.num_outputs),
-        tuple(output),
-        _biases([layer.output for layer in layers]),
-        tuple(gate_up),
-        tuple(_biases([getattr(layer, name) for layer in layers]) for name in ("gate", "up")),
-        first.gate.weight.num_outputs,
-        tuple(down),
-        _biases([layer.down for layer in layers]),
+        tuple(_biases([getattr(layer, name) for layer in layers]) for name in ("output", "gate", "up", "down")),
     )
 
     def forward(x, angles, batch, kv_cache):
@@ -122,11 +92,25 @@ def _norms(layers: Sequence[Any], name: str) -> np.ndarray:
     return np.stack([NO_BIAS if norm is None else norm.weight for norm in norms])
 
 
-def _stacked(matrices: Sequence[Sequence[TiledMatrix]]) -> TiledMatrix | None:
-    """Every layer's matrices end to end, each layer's joined to one, whose outputs `num_outputs` counts."""
-    stack = joined([matrix for of_layer in matrices for matrix in of_layer])
-    of_layer = joined(matrices[0]) if len(matrices[0]) > 1 else matrices[0][0]
-    return stack and stack._replace(num_outputs=of_layer.num_outputs)
+# One projection of all layers: the matrices of one kind end to end, those of another (or the first again), and which of
+# the two each layer's lies in, from which tile on, how many, and how many outputs it has: int64 [L, 4].
+Stack = tuple[tuple, tuple, np.ndarray]
+
+
+def _stacked(matrices: Sequence[TiledMatrix | None]) -> Stack | None:
+    """Every layer's matrix of one projection, None where a layer has none; None if they are of more than two kinds."""
+    kinds: dict[int, TiledMatrix] = {}
+    places = np.zeros((len(matrices), 4), np.int64)
+    for place, matrix in zip(places, matrices, strict=True):
+        if matrix is None:
+            continue
+        laid_in, start = whole(matrix)
+        kinds.setdefault(id(laid_in.codes), laid_in)
+        place[:] = list(kinds).index(id(laid_in.codes)), start, len(matrix.codes), matrix.num_outputs
+    if len(kinds) > 2:
+        return None
+    first, *others = kinds.values()
+    return tuple(first), tuple(others[0] if others else first), places
 
 
 def _biases(linears: Sequence[Any]) -> np.ndarray:
@@ -147,7 +131,6 @@ def _layers(
     query_starts,
     block_tables,
     eps,
-    first_layer,
     windows,
     how,
     activation,
@@ -155,53 +138,73 @@ def _layers(
     mlp_norms,
     qkv,
     own_v,
-    qkv_biases,
-    qkv_sizes,
     output,
-    output_biases,
     gate_up,
-    gate_up_biases,
-    gate_size,
     down,
-    down_biases,
+    sizes,
+    qkv_biases,
+    other_biases,
 ):
     """[T, D] -> [T, D]."""
-    head_dim, count = key_blocks.shape[3], len(windows)
+    head_dim = key_blocks.shape[3]
     norms, q_norms, k_norms, post_attention_norms = attention_norms
     norms_of_mlp, post_mlp_norms = mlp_norms
-    q_size, k_size = qkv_sizes
+    q_size, k_size, gate_size = sizes
+    q_biases, k_biases, v_biases = qkv_biases
+    output_biases, gate_biases, up_biases, down_biases = other_biases
     k_start = _whole_tiles(q_size)
     v_start, up_start = k_start + _whole_tiles(k_size), _whole_tiles(gate_size)
     no_bias = np.empty(0, np.float32)  # of a bias's type, where the constant NO_BIAS would be compiled for anew
-    for index in range(count):
-        layer = first_layer + index
-        normed = rms_norm(x, norms[index], eps)
-        product = multiply(normed, _of_layer(qkv, index, count), no_bias)
-        add_bias(product, 0, qkv_biases[0][index])
-        add_bias(product, k_start, qkv_biases[1][index])
+    for layer in range(len(windows)):
+        normed = rms_norm(x, norms[layer], eps)
+        product = _multiply(normed, qkv, layer, no_bias)
+        add_bias(product, 0, q_biases[layer])
+        add_bias(product, k_start, k_biases[layer])
         q = _heads(product, 0, q_size, head_dim)
         k = _heads(product, k_start, k_size, head_dim)
         start_of_v = v_start
-        if len(own_v[0]):
-            product, start_of_v = multiply(normed, _of_layer(own_v, index, count), no_bias), 0
-        add_bias(product, start_of_v, qkv_biases[2][index])
+        if _has(own_v, layer):
+            product, start_of_v = _multiply(normed, own_v, layer, no_bias), 0
+        add_bias(product, start_of_v, v_biases[layer])
         v = _heads(product, start_of_v, k_size, head_dim)
-        q, k = _norm_heads(q, q_norms[index], eps), _norm_heads(k, k_norms[index], eps)
-        cosines, sines = window_angles if windows[index] < NO_WINDOW else angles
+        q, k = _norm_heads(q, q_norms[layer], eps), _norm_heads(k, k_norms[layer], eps)
+        cosines, sines = window_angles if windows[layer] < NO_WINDOW else angles
         keep_kv(rotate(k, cosines, sines), v, key_blocks, value_blocks, layer, slots)
         q = rotate(q, cosines, sines)
-        here = how[0], windows[index], how[2]
+        here = how[0], windows[layer], how[2]
         gathered = attend(q, key_blocks, value_blocks, layer, positions, query_starts, block_tables, here)
-        gathered = gathered.reshape(len(x), q_size)
-        gathered = multiply(gathered, _of_layer(output, index, count), output_biases[index])
-        x = x + _norm(gathered, post_attention_norms[index], eps)
-        product = multiply(rms_norm(x, norms_of_mlp[index], eps), _of_layer(gate_up, index, count), no_bias)
-        add_bias(product, 0, gate_up_biases[0][index])
-        add_bias(product, up_start, gate_up_biases[1][index])
+        gathered = _multiply(gathered.reshape(len(x), q_size), output, layer, output_biases[layer])
+        x = x + _norm(gathered, post_attention_norms[layer], eps)
+        product = _multiply(rms_norm(x, norms_of_mlp[layer], eps), gate_up, layer, no_bias)
+        add_bias(product, 0, gate_biases[layer])
+        add_bias(product, up_start, up_biases[layer])
         gated = gated_joined(product, up_start, gate_size, activation)
-        product = multiply(gated, _of_layer(down, index, count), down_biases[index])
-        x = x + _norm(product, post_mlp_norms[index], eps)
+        x = x + _norm(_multiply(gated, down, layer, down_biases[layer]), post_mlp_norms[layer], eps)
     return x
+
+
+@compiled
+def _has(stack, layer):
+    """Whether a layer has this projection."""
+    return stack[2][layer, 2] > 0
+
+
+@compiled
+def _multiply(x, stack, layer, bias):
+    """The product with a layer's matrix of one projection."""
+    first, second, places = stack
+    which, start, tiles, outputs = places[layer]
+    if which == 0:
+        return multiply(x, _part(first, start, tiles, outputs), bias)
+    return multiply(x, _part(second, start, tiles, outputs), bias)
+
+
+@compiled
+def _part(matrix, start, tiles, outputs):
+    """One matrix of those that lie end to end."""
+    codes, scales, minimums, shared, zero, block_size, _, inputs = matrix
+    part = slice(start, start + tiles)
+    return codes[part], scales[part], minimums[part], shared[part], zero, block_size, outputs, inputs
 
 
 @compiled
@@ -215,15 +218,6 @@ def _norm_heads(heads, weight, eps):
     """The norm of every head of [T, H, K], if there is one."""
     tokens, count, head_dim = heads.shape
     return _norm(heads.reshape(tokens * count, head_dim), weight, eps).reshape(tokens, count, head_dim)
-
-
-@compiled
-def _of_layer(matrix, index, count):
-    """One layer's share of the matrices that `count` layers have end to end."""
-    codes, scales, minimums, zero, block_size, outputs, inputs = matrix
-    tiles = len(codes) // count
-    part = slice(index * tiles, (index + 1) * tiles)
-    return codes[part], scales[part], minimums[part], zero, block_size, outputs, inputs
 
 
 @compiled

@@ -8,8 +8,8 @@ import numpy as np
 from numba import prange
 
 from minillm.ops.jit.compiling import compiled, compiled_parallel, inlined
-from minillm.ops.jit.halves import widen_finite
-from minillm.ops.jit.tiles import LANES, weight
+from minillm.ops.jit.forms import LANES, weight
+from minillm.ops.jit.scales import group_of, minimum, scale
 
 EXP_LANES = 64  # numbers `exp` is taken of at once: a loop of fixed length becomes SIMD without a remainder
 
@@ -84,10 +84,11 @@ def embed(token_ids, matrix):
         for i in range(rows.shape[1]):
             block, k = divmod(i, matrix.block_size)
             value = weight(matrix.codes, matrix.zero, tile, block, k // 8, k % 8, lane)
+            group = group_of(matrix.scales, matrix.shared, block)
             if len(matrix.scales):
-                value *= widen_finite(matrix.scales[tile, block, lane])
+                value *= scale(matrix.scales, matrix.shared, tile, block, group, lane)
             if len(matrix.minimums):
-                value += widen_finite(matrix.minimums[tile, block, lane])
+                value += minimum(matrix.minimums, matrix.shared, tile, block, group, lane)
             rows[t, i] = value
     return rows
 

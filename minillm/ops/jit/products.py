@@ -14,10 +14,11 @@ from numba import prange
 
 from minillm.ops import reference
 from minillm.ops.jit.compiling import compiled, compiled_parallel, inlined
-from minillm.ops.jit.halves import widen_finite
+from minillm.ops.jit.forms import LANES, weight
 from minillm.ops.jit.prefetching import AHEAD, prefetch
 from minillm.ops.jit.rows import ROWS, U0, U1, U2, U3, aligned, multiply_add, whole_rows
-from minillm.ops.jit.tiles import LANES, TiledMatrix, dequantize, weight
+from minillm.ops.jit.scales import group_of, minimum, scale
+from minillm.ops.jit.tiles import TiledMatrix, dequantize
 
 # With the compiler off, a product with more weights than this is handed to NumPy: as a Python loop, one token of the
 # default model would take minutes. Smaller products stay steppable.
@@ -50,7 +51,7 @@ def linear(x: np.ndarray, matrix: TiledMatrix, bias: np.ndarray | None = None) -
 @compiled
 def multiply(x, matrix, bias):
     """`linear`, for other kernels to call. The matrix is a plain tuple: Numba is slow at receiving named ones."""
-    codes, scales, minimums, zero, block_size, outputs, _ = matrix
+    codes, scales, minimums, shared, zero, block_size, outputs, _ = matrix
     rows = len(x)
     few = rows <= FEW
     x = _padded(x, rows if few else whole_rows(rows), codes.shape[1] * block_size)
@@ -58,9 +59,9 @@ def multiply(x, matrix, bias):
     _sum_blocks(x, sums)
     product = np.empty((rows, outputs), np.float32)
     if few:
-        _multiply_few_rows(x, sums, codes, zero, scales, minimums, product)
+        _multiply_few_rows(x, sums, codes, zero, scales, minimums, shared, product)
     else:
-        _multiply_rows(x, sums, codes, zero, scales, minimums, product)
+        _multiply_rows(x, sums, codes, zero, scales, minimums, shared, product)
     add_bias(product, 0, bias)
     return product
 
@@ -99,13 +100,13 @@ def _sum_blocks(x, sums):
 
 
 @compiled_parallel
-def _multiply_few_rows(x, sums, codes, zero, scales, minimums, product):
+def _multiply_few_rows(x, sums, codes, zero, scales, minimums, shared, product):
     """Decode's product: brings in every weight once, so it should run at the memory's speed.
 
     Eight inputs a step; the tile's 64 running sums stay in registers from step to step. Rows take turns at a tile,
     which is still in the cache for the second.
     """
-    tiles, blocks, _, _ = codes.shape
+    tiles, blocks = codes.shape[0], codes.shape[1]
     block_size = x.shape[1] // blocks
     for tile in prange(tiles):
         total, partial = aligned(1, LANES), aligned(1, LANES)
@@ -131,35 +132,35 @@ def _multiply_few_rows(x, sums, codes, zero, scales, minimums, product):
                         s += x7 * weight(codes, zero, tile, block, step, 7, lane)
                         partial[0, lane] = s
                 inputs = sums[np.uint64(row), np.uint64(block)] if len(minimums) else np.float32(0)
-                _add_block(total, partial, tile, block, inputs, scales, minimums)
+                _add_block(total, partial, tile, block, inputs, scales, minimums, shared)
             for lane in range(min(LANES, product.shape[1] - tile * LANES)):
                 product[row, tile * LANES + lane] = total[0, lane]
 
 
 @inlined
-def _add_block(total, partial, tile, block, inputs, scales, minimums):
+def _add_block(total, partial, tile, block, inputs, scales, minimums, shared):
     """Take a block's 64 sums into the outputs' chains: times the scale, plus the minimum times the sum of the inputs.
 
     `partial` is zero afterwards.
     """
-    tile, block = np.uint64(tile), np.uint64(block)
+    tile, block, group = np.uint64(tile), np.uint64(block), group_of(scales, shared, block)
     if len(scales) == 0:
         for lane in range(LANES):
             total[U0, lane] += partial[U0, lane]
             partial[U0, lane] = 0
     elif len(minimums) == 0:
         for lane in range(LANES):
-            total[U0, lane] += partial[U0, lane] * widen_finite(scales[tile, block, lane])
+            total[U0, lane] += partial[U0, lane] * scale(scales, shared, tile, block, group, lane)
             partial[U0, lane] = 0
     else:
         for lane in range(LANES):
-            t = total[U0, lane] + partial[U0, lane] * widen_finite(scales[tile, block, lane])
-            total[U0, lane] = t + inputs * widen_finite(minimums[tile, block, lane])
+            t = total[U0, lane] + partial[U0, lane] * scale(scales, shared, tile, block, group, lane)
+            total[U0, lane] = t + inputs * minimum(minimums, shared, tile, block, group, lane)
             partial[U0, lane] = 0
 
 
 @compiled_parallel
-def _multiply_rows(x, sums, codes, zero, scales, minimums, product):
+def _multiply_rows(x, sums, codes, zero, scales, minimums, shared, product):
     """Prefill's product, [T, I] -> [T, O]: the same chain a row; a block of weights is widened once for many rows.
 
     A piece of work is 64 rows, fewer where pieces would be too few for the threads, times three tiles of outputs; times
@@ -169,7 +170,7 @@ def _multiply_rows(x, sums, codes, zero, scales, minimums, product):
     block, below them the block's weights widened, below those its scales and its minimums. `x` is of whole fours of
     rows.
     """
-    tiles, blocks, _, _ = codes.shape
+    tiles, blocks = codes.shape[0], codes.shape[1]
     block_size = x.shape[1] // blocks
     wide = WIDE if len(x) > 8 else 1
     groups, slab_size = -(-tiles // wide), SLAB
@@ -188,7 +189,7 @@ def _multiply_rows(x, sums, codes, zero, scales, minimums, product):
         bench[:] = 0
         for block in range(blocks):
             for i in range(width):
-                _widen_block(codes, zero, scales, minimums, first_tile + i, block, bench, i * LANES)
+                _widen_block(codes, zero, scales, minimums, shared, first_tile + i, block, bench, i * LANES)
             for row in range(0, rows, ROWS):
                 multiply_add(bench, x, first_row + row, block * block_size, bench, ROWS, 0, block_size, lanes)
                 _add_blocks(totals, row, bench, lanes, sums, first_row + row, block)
@@ -199,22 +200,29 @@ def _multiply_rows(x, sums, codes, zero, scales, minimums, product):
 
 
 @inlined
-def _widen_block(codes, zero, scales, minimums, tile, block, bench, left):
+def _widen_block(codes, zero, scales, minimums, shared, tile, block, bench, left):
     """A tile's weights of one block, its scales and its minimums, as float32 onto the bench, from lane `left` on."""
     tile, block, left = np.uint64(tile), np.uint64(block), np.uint64(left)
     block_size = len(bench) - ROWS - 2
     for step in range(block_size // 8):
-        for j in range(8):
-            k = np.uint64(ROWS + 8 * step + j)
-            for lane in range(LANES):
-                bench[k, left + np.uint64(lane)] = weight(codes, zero, tile, block, step, j, lane)
-    k = np.uint64(ROWS + block_size)
+        k = np.uint64(ROWS + 8 * step)
+        for lane in range(LANES):
+            o = left + np.uint64(lane)
+            bench[k, o] = weight(codes, zero, tile, block, step, 0, lane)
+            bench[k + U1, o] = weight(codes, zero, tile, block, step, 1, lane)
+            bench[k + U2, o] = weight(codes, zero, tile, block, step, 2, lane)
+            bench[k + U3, o] = weight(codes, zero, tile, block, step, 3, lane)
+            bench[k + U4, o] = weight(codes, zero, tile, block, step, 4, lane)
+            bench[k + U5, o] = weight(codes, zero, tile, block, step, 5, lane)
+            bench[k + U6, o] = weight(codes, zero, tile, block, step, 6, lane)
+            bench[k + U7, o] = weight(codes, zero, tile, block, step, 7, lane)
+    k, group = np.uint64(ROWS + block_size), group_of(scales, shared, block)
     for lane in range(LANES):
         o = left + np.uint64(lane)
-        bench[k, o] = widen_finite(scales[tile, block, lane]) if len(scales) else np.float32(1)
+        bench[k, o] = scale(scales, shared, tile, block, group, lane) if len(scales) else np.float32(1)
     if len(minimums):
         for lane in range(LANES):
-            bench[k + U1, left + np.uint64(lane)] = widen_finite(minimums[tile, block, lane])
+            bench[k + U1, left + np.uint64(lane)] = minimum(minimums, shared, tile, block, group, lane)
 
 
 @inlined

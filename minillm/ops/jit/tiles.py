@@ -1,20 +1,12 @@
 """Weights laid out for the kernels: in tiles of 64 outputs, whatever they are stored as.
 
 SIMD runs along memory, so what lies next to each other must be what is computed at once: 64 outputs, the lanes. A
-weight matrix [O, I] becomes `[O/64, I/Q, Q, 64]`: tile of outputs, block of inputs, input within the block, lane.
-Weights come in four forms, and `weight` reads any of them:
+weight matrix [O, I] becomes `[O/64, I/Q, Q, 64]`: tile of outputs, block of inputs, input within the block, lane. Where
+weights take fewer bits than a float32, several inputs share a word; `forms.py` has the six forms, and reads any.
 
-    float32     as they are
-    bfloat16    the upper half of a float32, in uint16
-    8 bits      codes from 0 to 255, those of four neighbouring inputs in one word of 32 bits: [O/64, I/Q, Q/4, 64]
-    4 bits      codes from 0 to 15, those of eight neighbouring inputs in one word: [O/64, I/Q, Q/8, 64]
-
-Integer codes come with a scale, and perhaps a minimum, per block and output (see `minillm/quantization`), in float16
-where nothing is lost by it.
-
-4-bit weights stay 4 bits wide: decode waits for memory, and so a product with them takes half the time. The form
-matters. Two codes a byte, as files have it, came to half the speed of words, for widening a byte to a lane is what a
-processor with AVX-512 is slowest at; a word is loaded once and serves eight times.
+Integer codes come with a scale, and perhaps a minimum, per block and output (see `minillm/quantization`): in float16
+where nothing is lost by it, and where they are quantized themselves, as the integers they are in the file, with the
+float16 that several blocks share.
 """
 
 from __future__ import annotations
@@ -24,20 +16,15 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import prange
-from numba.extending import overload
-from numba.np.numpy_support import as_dtype
 
 from minillm.ops.jit.compiling import compiled_parallel
+from minillm.ops.jit.forms import LANES, bits_kept, form_of, pack, weight
 from minillm.ops.jit.halves import as_halves
+from minillm.ops.jit.scales import widened
 from minillm.quantization import QuantizedMatrix
 
-LANES = 64  # outputs a tile holds; measured: clearly faster than 16 or 32
+ARRAYS = 4  # how many of a TiledMatrix's fields are arrays, the first of them
 FLOAT_BLOCK = 32  # inputs a block holds where the weights are floats and no scale says how many
-
-# Of a float32 of 2^23 or a little more, the fraction's lowest bit counts one. So an integer's bits put there, and 2^23
-# taken off again, make the integer a float, exactly, and faster than the conversion instruction. Where the integer lies
-# `place` bits further up in its word it need not be moved: then it is 2^(23 - place) whose bit there counts one.
-EXPONENT = np.uint32(127 + 23)  # of 2^23, as float32 writes exponents
 
 
 class TiledMatrix(NamedTuple):
@@ -47,9 +34,10 @@ class TiledMatrix(NamedTuple):
     A named tuple, so that its fields travel as one; `multiply` gets it as a plain one, which Numba receives faster.
     """
 
-    codes: np.ndarray  # [O/64, I/Q, Q or Q/4 or Q/8, 64], in one of the four forms
-    scales: np.ndarray  # [O/64, I/Q, 64], float32 or the bits of float16; of length 0 for floats
+    codes: np.ndarray  # [O/64, I/Q, ...], in one of the six forms
+    scales: np.ndarray  # [O/64, I/Q, 64], float32, the bits of float16, or int8 parts; of length 0 for floats
     minimums: np.ndarray  # the same, or of length 0 where the type has none
+    shared: np.ndarray  # [O/64, I/(Q*S), 1 or 2, 64], what parts of scales, and of minimums, are multiplied with
     zero: np.float32  # of integer codes: the code that means 0
     block_size: int  # Q
     num_outputs: int  # O
@@ -61,13 +49,13 @@ class TiledMatrix(NamedTuple):
         return self.num_outputs, self.num_inputs
 
     def __repr__(self):
-        kept = NAMES[self.codes.dtype]
+        kept = form_of(self.codes)
         return f"TiledMatrix({self.num_outputs} x {self.num_inputs}, {kept}, {num_bytes(self) / 1e6:.1f} MB)"
 
 
 def num_bytes(matrix: TiledMatrix) -> int:
     """Bytes that reading the whole matrix moves."""
-    return matrix.codes.nbytes + matrix.scales.nbytes + matrix.minimums.nbytes
+    return sum(array.nbytes for array in matrix[:ARRAYS])
 
 
 def as_vector(values: np.ndarray) -> np.ndarray:
@@ -86,37 +74,52 @@ def as_matrix(weights: np.ndarray | QuantizedMatrix) -> TiledMatrix:
     Raises
     ------
     ValueError
-        The blocks of a QuantizedMatrix are no multiple of eight inputs, or codes of 4 bits are out of range.
+        The blocks of a QuantizedMatrix are no multiple of eight inputs, or codes need more than the bits it says.
     """
-    none = np.empty((0, 0, LANES), np.float32)
     if not isinstance(weights, QuantizedMatrix):
+        none, nothing_shared = np.empty((0, 0, LANES), np.float32), np.empty((0, 0, 2, LANES), np.float32)
         tiles = tile_rows(np.ascontiguousarray(weights, np.float32), FLOAT_BLOCK)
         if not (tiles.view(np.uint32) & 0xFFFF).any():  # nothing below bfloat16's precision
             tiles = (tiles.view(np.uint32) >> 16).astype(np.uint16)
-        return TiledMatrix(tiles, none, none, np.float32(0), FLOAT_BLOCK, *weights.shape)
+        return TiledMatrix(tiles, none, none, nothing_shared, np.float32(0), FLOAT_BLOCK, *weights.shape)
     outputs, blocks, block_size = weights.codes.shape
     if block_size % 8:
         raise ValueError(f"blocks of {block_size} inputs; the kernels take eight at a time, so 8, 16, 24, ...")
-    bits, codes = weights.bits, weights.codes.reshape(outputs, blocks * block_size)
-    zero = 128 if bits == 8 else 0 if weights.minimums is not None else 8  # stored is code + zero, never negative
-    if bits == 4 and (codes.min(initial=-zero) < -zero or codes.max(initial=-zero) > 15 - zero):
-        raise ValueError(f"codes from {codes.min()} to {codes.max()} are not of 4 bits")
-    tiles = np.zeros((-(-outputs // LANES), blocks, block_size * bits // 32, LANES), WORDS[bits])
-    _pack_words(codes, zero, bits, tiles.view(np.uint32))  # of one type, to be compiled once
-    if weights.minimums is None:
-        scales, minimums = as_halves(tile_rows(weights.scales, 1)[:, :, 0]), none
-    else:  # both or neither, or there would be more kinds of kernels to compile
-        both = [tile_rows(values, 1)[:, :, 0] for values in (weights.scales, weights.minimums)]
-        scales, minimums = as_halves(np.stack(both))
+    codes, bits = weights.codes.reshape(outputs, blocks * block_size), bits_kept(weights.bits, block_size)
+    zero = 2 ** (bits - 1) if bits == 8 or weights.minimums is None else 0  # stored is code + zero, never negative
+    if bits < 8 and not -zero <= codes.min(initial=0) <= codes.max(initial=0) < 2**bits - zero:
+        raise ValueError(f"codes from {codes.min()} to {codes.max()} are not of {bits} bits")
+    scales, minimums, shared = _tiled_scales(weights)
     return TiledMatrix(
-        codes=tiles,
+        codes=pack(codes, block_size, bits, zero),
         scales=scales,
         minimums=minimums,
+        shared=shared,
         zero=np.float32(zero),
         block_size=block_size,
         num_outputs=outputs,
         num_inputs=weights.num_inputs,
     )
+
+
+def _tiled_scales(weights: QuantizedMatrix) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Scales, minimums, and what they share."""
+    values, parts = [weights.scales], [weights.scale_parts]
+    if weights.minimums is not None:
+        values.append(weights.minimums)
+        parts.append(weights.minimum_parts)
+    if None not in parts:
+        shared = as_halves(np.stack([_by_blocks(part.shared) for part in parts], axis=2))
+        tiled = [_by_blocks(part.parts) for part in parts]
+    else:  # both as halves or neither, or there would be more kinds of kernels to compile
+        shared = np.empty((0, 0, 2, LANES), np.float32)
+        tiled = list(as_halves(np.stack([_by_blocks(value) for value in values])))
+    return tiled[0], tiled[1] if len(tiled) > 1 else np.empty((0, 0, LANES), np.float32), shared
+
+
+def _by_blocks(values: np.ndarray) -> np.ndarray:
+    """One number for each block [O, n] in tiles: [O/64, n, 64]."""
+    return tile_rows(values, 1)[:, :, 0]
 
 
 def as_matrices(weights: Iterable[np.ndarray | QuantizedMatrix]) -> list[TiledMatrix]:
@@ -137,16 +140,15 @@ def as_matrices(weights: Iterable[np.ndarray | QuantizedMatrix]) -> list[TiledMa
 
 
 def _kind(matrix: TiledMatrix) -> tuple[object, ...]:
-    has_minimums = len(matrix.minimums) > 0
-    types = matrix.codes.dtype, matrix.scales.dtype, matrix.minimums.dtype
-    return *types, has_minimums, matrix.zero, matrix.block_size, matrix.num_inputs
+    forms = [(array.dtype, array.shape[1:]) for array in matrix[:ARRAYS]]
+    return *forms, matrix.zero, matrix.block_size, matrix.num_inputs
 
 
 def _end_to_end(matrices: Sequence[TiledMatrix]) -> list[TiledMatrix]:
-    codes, scales, minimums = (np.concatenate(parts) for parts in list(zip(*matrices, strict=True))[:3])
+    arrays = [np.concatenate(parts) for parts in list(zip(*matrices, strict=True))[:ARRAYS]]
     ends = np.cumsum([len(matrix.codes) for matrix in matrices])
     return [
-        matrix._replace(codes=codes[start:end], scales=scales[start:end], minimums=minimums[start:end])
+        TiledMatrix(*(array[start:end] for array in arrays), *matrix[ARRAYS:])
         for matrix, start, end in zip(matrices, [0, *ends[:-1]], ends, strict=True)
     ]
 
@@ -157,20 +159,22 @@ def joined(matrices: Sequence[TiledMatrix]) -> TiledMatrix | None:
     Its outputs are those of the first, padded to whole tiles, then those of the second, and so on.
     """
     first = matrices[0]
-    base = first.codes.base
-    if base is None or any(matrix.codes.base is not base for matrix in matrices):
+    if any(matrix.codes.base is not first.codes.base for matrix in matrices):
         return None
     ends = [matrix.codes.ctypes.data + matrix.codes.nbytes for matrix in matrices]
     if [matrix.codes.ctypes.data for matrix in matrices[1:]] != ends[:-1]:
         return None
-    start = (first.codes.ctypes.data - base.ctypes.data) // base[0].nbytes
+    array, start = whole(first)
     tiles = slice(start, start + sum(len(matrix.codes) for matrix in matrices))
-    return first._replace(
-        codes=base[tiles],
-        scales=first.scales.base[tiles],
-        minimums=first.minimums.base[tiles],
-        num_outputs=(tiles.stop - tiles.start) * LANES,
-    )
+    arrays = (of_all[tiles] for of_all in array[:ARRAYS])
+    return TiledMatrix(*arrays, *array[ARRAYS:])._replace(num_outputs=(tiles.stop - tiles.start) * LANES)
+
+
+def whole(matrix: TiledMatrix) -> tuple[TiledMatrix, int]:
+    """All that `as_matrices` laid end to end with a matrix, as one, and which of its tiles is the matrix's first."""
+    arrays = [array.base for array in matrix[:ARRAYS]]
+    start = (matrix.codes.ctypes.data - arrays[0].ctypes.data) // arrays[0][0].nbytes
+    return TiledMatrix(*arrays, *matrix[ARRAYS:])._replace(num_outputs=len(arrays[0]) * LANES), start
 
 
 def tile_rows(matrix: np.ndarray, block_size: int) -> np.ndarray:
@@ -184,88 +188,16 @@ def tile_rows(matrix: np.ndarray, block_size: int) -> np.ndarray:
     return tiled.reshape(tiles, inputs // block_size, block_size, LANES)
 
 
-@compiled_parallel
-def _pack_words(codes, zero, bits, words):
-    """Neighbouring inputs' codes, `bits` each, into one word of 32 bits; the first lies lowest."""
-    outputs = codes.shape[0]
-    tiles, blocks, steps, _ = words.shape
-    together = 32 // bits
-    for tile in prange(tiles):
-        for lane in range(min(LANES, outputs - np.int64(tile) * LANES)):
-            row = np.int64(tile) * LANES + lane
-            for block in range(blocks):
-                for step in range(steps):
-                    first = (block * steps + step) * together
-                    word = np.uint32(0)
-                    for j in range(together):
-                        word |= np.uint32(codes[row, first + j] + zero) << np.uint32(bits * j)
-                    words[tile, block, step, lane] = word
-
-
-# --- reading a weight: input `8 * step + j` of a block, without its scale and minimum, as float32
-
-
-def _float32(codes, zero, tile, block, step, j, lane):
-    return codes[tile, block, 8 * step + j, lane]
-
-
-def _bfloat16(codes, zero, tile, block, step, j, lane):
-    return np.uint32(np.uint32(codes[tile, block, 8 * step + j, lane]) << np.uint32(16)).view(np.float32)
-
-
-def _eight_bits(codes, zero, tile, block, step, j, lane):
-    word = np.uint32(codes[tile, block, 2 * step + j // 4, lane])
-    far = np.uint32(16 * (j % 4 // 2))  # a float32's fraction has 23 bits: codes beyond are brought into its reach
-    place = np.uint32(8 * (j % 2))
-    exponent = np.uint32(np.uint32(EXPONENT - place) << np.uint32(23))
-    code = np.uint32(np.uint32(word >> far) & np.uint32(np.uint32(255) << place))
-    return np.uint32(exponent | code).view(np.float32) - (exponent.view(np.float32) + zero)
-
-
-def _four_bits(codes, zero, tile, block, step, j, lane):
-    word = codes[tile, block, step, lane]
-    far = np.uint32(12 * (j // 5))
-    place = np.uint32(np.uint32(4 * j) - far)
-    exponent = np.uint32(np.uint32(EXPONENT - place) << np.uint32(23))
-    code = np.uint32(np.uint32(word >> far) & np.uint32(np.uint32(15) << place))
-    return np.uint32(exponent | code).view(np.float32) - (exponent.view(np.float32) + zero)
-
-
-WORDS = {8: np.dtype(np.int32), 4: np.dtype(np.uint32)}  # the same 32 bits: the type is how kernels tell the two apart
-FORMS = {
-    np.dtype(np.float32): _float32,
-    np.dtype(np.uint16): _bfloat16,
-    WORDS[8]: _eight_bits,
-    WORDS[4]: _four_bits,
-}
-NAMES = {np.dtype(np.float32): "float32", np.dtype(np.uint16): "bfloat16", WORDS[8]: "8 bits", WORDS[4]: "4 bits"}
-
-
-def weight(codes, zero, tile, block, step, j, lane):
-    """One weight of a TiledMatrix, of whichever form: what runs when the compiler is off."""
-    return FORMS[codes.dtype](codes, zero, tile, block, step, j, lane)
-
-
-@overload(weight, inline="always")
-def _compiled_weight(codes, zero, tile, block, step, j, lane):
-    """What the compiler puts in place of `weight`: the one form that the codes have."""
-    return FORMS[as_dtype(codes.dtype)]
-
-
 def dequantize(matrix: TiledMatrix) -> np.ndarray:
     """Back from tiles to a plain float32 matrix [O, I], for those who want to look at it."""
-    tiles, blocks, _, _ = matrix.codes.shape
+    tiles, blocks = matrix.codes.shape[:2]
     values = np.empty((tiles, blocks, matrix.block_size, LANES), np.float32)
     _widen(matrix.codes, matrix.zero, values)
     if len(matrix.scales):
-        values *= _widened(matrix.scales)[:, :, None, :]
+        values *= widened(matrix.scales, matrix.shared[:, :, 0])[:, :, None, :]
     if len(matrix.minimums):
-        values += _widened(matrix.minimums)[:, :, None, :]
+        values += widened(matrix.minimums, matrix.shared[:, :, 1])[:, :, None, :]
     return values.transpose(0, 3, 1, 2).reshape(tiles * LANES, -1)[: matrix.num_outputs, : matrix.num_inputs]
-
-
-def _widened(scales: np.ndarray) -> np.ndarray:
-    return scales if scales.dtype == np.float32 else scales.view(np.float16).astype(np.float32)
 
 
 @compiled_parallel
