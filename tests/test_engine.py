@@ -131,7 +131,7 @@ sampling = st.builds(
 
 @st.composite
 def workloads(draw):
-    """A model; requests, of which many begin alike; when they come, who is aborted when; and an engine for each of them."""
+    """A model; requests, many of which begin alike; when they come, and who is aborted when; an engine for each."""
     which = draw(st.integers(0, 5))
     beginnings = draw(st.lists(st.lists(st.integers(3, 6), max_size=20), min_size=1, max_size=2))
     requests = []
@@ -218,7 +218,7 @@ def short(**more):
         [0, 0],
         {1: 0},
         EngineConfig(num_blocks=1, max_sequences=2),
-    )  # fmt: skip
+    )
 )
 def test_every_answer_has_the_bits_of_being_alone(models, workload):
     which, requests, coming, aborts, config = workload
