@@ -82,7 +82,7 @@ def opened(browser, tmp_path):
 
 
 def run_of(policy, seed=1, num_blocks=12):
-    """Preemptions, shared prefixes, completions that part: seven requests in a pool too small for them, behind a window."""
+    """Preemptions, shared prefixes, completions that part: seven requests in a pool too small, behind windows."""
     config = EngineConfig(
         policy=policy, block_size=4, num_blocks=num_blocks, max_batch_tokens=16, max_sequences=4
     )  # fmt: skip
