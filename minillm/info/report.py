@@ -43,11 +43,9 @@ def show(checkpoint: Checkpoint, memory: Memory | None, console: Console) -> Non
     )
     if has_room:
         console.print(_fit_table(checkpoint.config, memory.available - weights, plain=plain))
-        most = positions_held(checkpoint.config.context_length, checkpoint.config.reach, EngineConfig())
-        if most < checkpoint.config.context_length:
-            line(
-                f"No layer looks further back than {checkpoint.config.reach:,} positions, so no sequence holds over {most:,}."
-            )
+        reach, context = checkpoint.config.reach, checkpoint.config.context_length
+        if (most := positions_held(context, reach, EngineConfig())) < context:
+            line(f"No layer sees more than the last {reach:,} positions, so no sequence holds more than {most:,}.")
         line("Python, compiled code and intermediate results come on top.")
 
 
