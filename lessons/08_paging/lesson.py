@@ -381,9 +381,8 @@ print("same tokens and bits:", answers_of(traces["30 layers"]) == answers_of(tra
 # - **The index.** vLLM keys a block by a [hash of its tokens and its parent's
 #   hash](https://docs.vllm.ai/en/latest/design/prefix_caching/), which fits into a table shared by many processes.
 #   SGLang's [radix tree](https://arxiv.org/abs/2312.07104) finds prefixes of any length, and who finds most is next.
-# - **A table for each kind of layer.** Gemma 3 has windows in five layers of six. vLLM's [hybrid
-#   manager](https://docs.vllm.ai/en/latest/design/hybrid_kv_cache_manager/) keeps block tables for each group of layers
-#   that look equally far back.
+# - **A table for each kind of layer.** For Gemma 3, with windows in five layers of six, vLLM's [hybrid
+#   manager](https://docs.vllm.ai/en/latest/design/hybrid_kv_cache_manager/) keeps a table for each group of layers.
 # - **Page tables in hardware.** [vAttention](https://arxiv.org/abs/2405.04437) leaves the sequence in one stretch of
 #   *virtual* memory and lets the GPU's own page tables do the rest, so that attention kernels need know nothing of it.
 # - **More memory behind the memory.** What is evicted goes to the host's memory, a disk, or a machine next door:
