@@ -67,6 +67,14 @@ class Blocks(RuleBasedStateMachine):
         self.blocks.shrink(text.table)
         assert text.table == []
 
+    @rule(number=st.integers(1, 10))
+    def others_need_room(self, number):
+        """They take the free blocks, and so many of the cached ones."""
+        table, evictable = [], self.blocks.cached[:number]
+        assert self.blocks.extend(table, (self.blocks.num_free + len(evictable)) * self.size) == evictable
+        self.known = {spelled: block for spelled, block in self.known.items() if block not in evictable}
+        self.blocks.shrink(table)
+
     @rule()
     def forget(self):
         held = self.blocks.num_held
@@ -170,7 +178,7 @@ class Blocks(RuleBasedStateMachine):
 
 
 TestBlocks = Blocks.TestCase
-TestBlocks.settings = settings(max_examples=100, stateful_step_count=40)
+TestBlocks.settings = settings(max_examples=250, stateful_step_count=50)
 
 
 @pytest.mark.parametrize(("num_blocks", "block_size"), [(0, 16), (4, 0), (-1, 1)])

@@ -96,6 +96,25 @@ class Paper:
         assert (f"{plan.num_tokens} tokens" in repr(plan)) == bool(plan.chunks)
 
 
+def most_blocks(scheduler, positions):
+    """What so many positions take; with a window not more than its own and a step's, wherever they begin."""
+    size, window = scheduler.blocks.block_size, scheduler.window
+    at_once = positions if window is None else window - 1 + scheduler.max_batch_tokens
+    return min((positions - 1) // size + 1, max((start + at_once - 1) // size + 1 for start in range(size)))
+
+
+def check_tables(scheduler):
+    """Between steps: they name what queries to come can reach, and nothing else."""
+    size, window = scheduler.blocks.block_size, scheduler.window
+    for sequence in scheduler.running:
+        table, next_one = sequence.block_table, sequence.num_computed
+        hidden = 0 if window is None else max(0, next_one - window + 1) // size
+        assert table[:hidden] == [GIVEN_BACK] * hidden
+        assert GIVEN_BACK not in table[hidden:]
+        assert len(table) * size >= next_one
+        assert len(held(table)) <= most_blocks(scheduler, sequence.most_positions)
+
+
 class Serving(RuleBasedStateMachine):
     """Requests come, are aborted, steps are taken or fail; at the end all that were left are answered."""
 
@@ -124,7 +143,7 @@ class Serving(RuleBasedStateMachine):
         request_id = f"r{next(self.ids)}"
         sequence = Sequence.of(request_id, prompt, max_tokens, num_forks=num_forks, priority=priority)
         blocks = self.scheduler.blocks
-        fits = self.most_blocks(len(prompt) + max_tokens - 1) <= blocks.num_blocks
+        fits = most_blocks(self.scheduler, len(prompt) + max_tokens - 1) <= blocks.num_blocks
         if fits and num_forks <= self.scheduler.max_sequences:
             self.scheduler.add(sequence)
             self.requests[request_id] = (prompt, max_tokens, num_forks)
@@ -134,12 +153,6 @@ class Serving(RuleBasedStateMachine):
             message = f"a request for {num_forks} completions" if fits else f"has {blocks.num_blocks}|max_sequences is"
             with pytest.raises(RequestError, match=message):
                 self.scheduler.add(sequence)
-
-    def most_blocks(self, positions):
-        """What so many positions take; with a window not more than its own and a step's, wherever they begin."""
-        size, window = self.scheduler.blocks.block_size, self.scheduler.window
-        at_once = positions if window is None else window - 1 + self.scheduler.max_batch_tokens
-        return min((positions - 1) // size + 1, max((start + at_once - 1) // size + 1 for start in range(size)))
 
     @rule(steps=st.integers(1, 4))
     def step(self, steps):
@@ -181,16 +194,8 @@ class Serving(RuleBasedStateMachine):
         assert self.scheduler.prefix_caching or blocks.num_cached == 0
 
     @invariant()
-    def tables_name_what_can_be_reached_and_nothing_else(self):
-        size, window = self.scheduler.blocks.block_size, self.scheduler.window
-        for sequence in self.scheduler.running:
-            table, next_one = sequence.block_table, sequence.num_computed
-            hidden = 0 if window is None else max(0, next_one - window + 1) // size
-            assert table[:hidden] == [GIVEN_BACK] * hidden
-            assert GIVEN_BACK not in table[hidden:]
-            assert len(table) * size >= next_one
-            most = self.most_blocks(sequence.most_positions)
-            assert len(held(table)) <= most == self.scheduler.most_blocks(sequence.most_positions)
+    def tables_name_what_can_be_reached(self):
+        check_tables(self.scheduler)
 
     @invariant()
     def every_sequence_is_in_one_queue(self):
@@ -232,7 +237,7 @@ def test_behind_windows_a_pool_that_is_hardly_enough_for_one_serves_many(policy)
     for _ in range(80):
         size, window, budget = drawn.randint(1, 3), drawn.randint(1, 9), drawn.randint(1, 6)
         scheduler = Scheduler(
-            BlockAllocator((window + budget) // size + drawn.randint(2, 6), size),
+            BlockAllocator((window + budget - 3) // size + 2 + drawn.randint(0, 4), size),
             policy=policy,
             max_batch_tokens=budget,
             max_sequences=drawn.randint(3, 8),
@@ -240,6 +245,7 @@ def test_behind_windows_a_pool_that_is_hardly_enough_for_one_serves_many(policy)
             window=window,
         )
         paper, requests = Paper(scheduler), {}
+        assert scheduler.most_blocks(100) == most_blocks(scheduler, 100)
         for number in range(8):
             prompt = [int(drawn.random() < 0.02) for _ in range(drawn.randint(1, 40))]
             requests[f"r{number}"] = prompt, drawn.randint(1, 30), drawn.randint(1, 3)
@@ -249,6 +255,7 @@ def test_behind_windows_a_pool_that_is_hardly_enough_for_one_serves_many(policy)
             if drawn.random() < 0.1:
                 scheduler.abandon(scheduler.schedule())
             plan = paper.step()
+            check_tables(scheduler)
             preempted_in_prefill += sum(p.num_computed < p.sequence.prefill_end for p in plan.preempted)
             steps += 1
             assert steps < 3000
