@@ -64,7 +64,7 @@ class Served:
     def by(cls, llm: LLM) -> Served:
         """Nobody yet, and an empty cache."""
         kv_cache = KVCache(llm.config, CONFIG.num_blocks, CONFIG.block_size)
-        return cls(llm, kv_cache, CONFIG.scheduler(kv_cache.blocks))
+        return cls(llm, kv_cache, CONFIG.scheduler(kv_cache.blocks, llm.config.reach))
 
     def add(self, request_id: str, prompt: str) -> Sequence:
         """Let a request wait its turn."""

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from minillm.blocks import GIVEN_BACK
 from minillm.plan import ScheduledChunk, StepPlan
-from minillm.short import few
+from minillm.short import few, few_blocks
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Chunk:
 
     token_ids: SequenceOf[int]
     start: int  # position of the first of them
-    block_table: SequenceOf[int]  # must cover positions up to start + len(token_ids) - 1
+    block_table: SequenceOf[int]  # covers positions up to start + len(token_ids) - 1; may begin with GIVEN_BACK
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Batch:
     token_ids, positions : int32 [T]
     slots : int64 [T], where each token's key and value go: block * B + offset
     query_starts : int32 [S + 1], sequence `s` owns tokens `query_starts[s]` to `query_starts[s + 1]`
-    block_tables : int32 [S, most blocks a sequence], unused entries are -1
+    block_tables : int32 [S, most blocks a sequence], unused and given-back entries are -1
     """
 
     token_ids: np.ndarray
@@ -54,13 +55,13 @@ class Batch:
         Raises
         ------
         ValueError
-            No chunk, an empty chunk, or a block table too short for its chunk.
+            No chunk, an empty chunk, or a block table that is too short for its chunk or has given its blocks back.
         """
         if not chunks:
             raise ValueError("a batch needs at least one chunk")
         lengths = [len(chunk.token_ids) for chunk in chunks]
         widest = max(len(chunk.block_table) for chunk in chunks)
-        block_tables = np.full((len(chunks), widest), -1, np.int32)
+        block_tables = np.full((len(chunks), widest), GIVEN_BACK, np.int32)
         for row, (chunk, length) in enumerate(zip(chunks, lengths, strict=True)):
             capacity = len(chunk.block_table) * block_size
             if length == 0 or chunk.start < 0 or chunk.start + length > capacity:
@@ -72,7 +73,13 @@ class Batch:
         positions = np.concatenate(
             [np.arange(chunk.start, chunk.start + length) for chunk, length in zip(chunks, lengths, strict=True)]
         )
-        blocks = block_tables[np.repeat(np.arange(len(chunks)), lengths), positions // block_size]
+        rows = np.repeat(np.arange(len(chunks)), lengths)
+        blocks = block_tables[rows, positions // block_size]
+        for token in np.flatnonzero(blocks == GIVEN_BACK)[:1]:
+            raise ValueError(
+                f"chunk {rows[token]} would write to position {positions[token]}, but its block table has given back "
+                f"block {positions[token] // block_size}: {few_blocks(chunks[rows[token]].block_table)}"
+            )
         return cls(
             token_ids=np.concatenate([np.asarray(chunk.token_ids, np.int32) for chunk in chunks]),
             positions=positions.astype(np.int32),

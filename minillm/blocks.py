@@ -10,11 +10,11 @@ Two tables may name the same block where their texts begin alike. So every block
     cached   none does, but the prefix index still finds its content: it can be taken up again, or be evicted
     free     none does, and nothing is in it
 
-The *prefix index* finds full blocks by content. A key depends on everything before it, so a block's content is its own
-tokens and the block they follow, (parent, tokens): a chain of such pairs spells a whole prefix, and comparing them is
-exact where a hash could be fooled. A block's number stands for its content safely because a child leaves the index
-before its parent does: whoever holds a block holds all before it, gives them back last to first, and the least recently
-given back is evicted first.
+Which blocks can be found by their content is kept in the prefix index (`prefix_index.py`). The least recently given
+back is evicted first.
+
+Where every layer of a model sees only a window, a sequence gives the blocks behind it back while it runs: no query
+reaches them any more. Its table keeps its length, and names GIVEN_BACK in their places.
 """
 
 from __future__ import annotations
@@ -22,9 +22,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence as SequenceOf
 
-ROOT = -1  # the parent of a first block
+from minillm.prefix_index import Node, PrefixIndex
 
-Key = tuple[int, tuple[int, ...]]  # (parent block or ROOT, the block's tokens)
+GIVEN_BACK = -1  # stands in a block table for a block that the table has given back, as for all before it
+
+
+def held(block_table: SequenceOf[int]) -> list[int]:
+    """The blocks that a table names, without those that it has given back."""
+    return [block for block in block_table if block != GIVEN_BACK]
 
 
 class BlockAllocator:
@@ -34,6 +39,7 @@ class BlockAllocator:
     ----------
     num_blocks, block_size : the pool, in blocks and in positions a block.
     references : [num_blocks], how many tables name each block. To be read only.
+    prefixes : PrefixIndex of the blocks whose content can be found. To be read only.
     """
 
     def __init__(self, num_blocks: int, block_size: int):
@@ -44,8 +50,7 @@ class BlockAllocator:
         self.references = [0] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the last freed block is the next handed out
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently given back first
-        self._index: dict[Key, int] = {}
-        self._keys: dict[int, Key] = {}  # the index, the other way round
+        self.prefixes = PrefixIndex(block_size)
 
     @property
     def num_free(self) -> int:
@@ -75,6 +80,14 @@ class BlockAllocator:
     def blocks_for(self, num_tokens: int) -> int:
         """How many blocks hold `num_tokens` positions."""
         return -(-num_tokens // self.block_size)
+
+    def first_reached(self, position: int, window: int | None) -> int:
+        """Which block of its table is the first that a query at `position` can reach, and whoever comes after it.
+
+        It sees `window` positions, its own the last, or all up to its own. If that is one, and begins a block, no block
+        before it is reached.
+        """
+        return 0 if window is None else max(0, position - window + 1) // self.block_size
 
     # --- taking and giving back ---------------------------------------------------------------------------------
 
@@ -108,11 +121,20 @@ class BlockAllocator:
             A block is not held: freed twice, or never handed out.
         """
         for _ in range(len(block_table) - self.blocks_for(num_tokens)):
-            self._give_back(block_table.pop())
+            if (block := block_table.pop()) != GIVEN_BACK:
+                self._give_back(block)
+
+    def give_back_before(self, block_table: list[int], index: int) -> None:
+        """Give back the blocks before `block_table[index]`, which no query will reach any more, last to first."""
+        for place in range(index - 1, -1, -1):
+            if block_table[place] == GIVEN_BACK:
+                return
+            self._give_back(block_table[place])
+            block_table[place] = GIVEN_BACK
 
     def share(self, blocks: SequenceOf[int]) -> list[int]:
         """A new block table that names the same blocks: of a prefix that was found, or of a sequence that parts."""
-        for block in blocks:
+        for block in held(blocks):
             if self.references[block] == 0:
                 del self._cached[block]
             self.references[block] += 1
@@ -144,7 +166,7 @@ class BlockAllocator:
             block = self._free.pop()
         else:
             block, _ = self._cached.popitem(last=False)
-            del self._index[self._keys.pop(block)]
+            self.prefixes.evict(block)
             evicted.append(block)
         self.references[block] = 1
         return block
@@ -155,45 +177,52 @@ class BlockAllocator:
         self.references[block] -= 1
         if self.references[block]:
             return
-        if block in self._keys:
+        if block in self.prefixes:
             self._cached[block] = None
         else:
             self._free.append(block)
 
     # --- the prefix index ---------------------------------------------------------------------------------------
 
-    def find(self, token_ids: SequenceOf[int]) -> list[int]:
-        """The blocks that hold the longest known beginning of `token_ids`, in whole blocks. They are not taken yet."""
-        found: list[int] = []
-        parent = ROOT
-        for start in range(0, len(token_ids) - self.block_size + 1, self.block_size):
-            block = self._index.get((parent, tuple(token_ids[start : start + self.block_size])))
-            if block is None:
-                break
-            found.append(block)
-            parent = block
-        return found
+    def find(self, token_ids: SequenceOf[int], window: int | None = None) -> tuple[list[int], Node]:
+        """The longest known beginning of `token_ids` that can be gone on from: its table, and its node in the index.
 
-    def publish(self, block_table: list[int], index: int, token_ids: SequenceOf[int]) -> None:
+        It is of whole blocks, and all that a query behind it can reach are there. For those that none can, with a
+        `window`, the table says GIVEN_BACK: they may have been evicted. The blocks are not taken yet.
+        """
+        nodes, length, unbroken = self.prefixes.follow(token_ids), 0, 0
+        for number, node in enumerate(nodes[1:], start=1):
+            unbroken = 0 if node.block is None else unbroken + 1
+            if unbroken >= number - self.first_reached(number * self.block_size, window):
+                length = number
+        first = self.first_reached(length * self.block_size, window)
+        return [GIVEN_BACK] * first + [node.block for node in nodes[first + 1 : length + 1]], nodes[length]
+
+    def publish(
+        self, block_table: list[int], index: int, token_ids: SequenceOf[int], parent: Node | None
+    ) -> Node | None:
         """Let others find block `index` of the table, which is full of computed `token_ids`, the tokens of that block.
 
         If another block is known to hold the same, the table names that one from now on, and its own is given back.
+
+        Parameters
+        ----------
+        parent : the node of the block before, as `find` or `publish` gave it; of a first block the root.
+
+        Returns
+        -------
+        The block's node; None if nobody can find it, for the index was emptied since its text began.
         """
-        parent, block = (block_table[index - 1] if index else ROOT), block_table[index]
-        if parent != ROOT and parent not in self._keys:
-            return  # the index was emptied in between: a chain must begin at its beginning
-        key = (parent, tuple(token_ids))
-        known = self._index.get(key, block)
-        if known == block:
-            self._keys[block], self._index[key] = key, block
-        else:
-            (block_table[index],) = self.share([known])
+        block = block_table[index]
+        node = self.prefixes.add(parent, token_ids, block)
+        if node is not None and node.block != block:
+            (block_table[index],) = self.share([node.block])
             self._give_back(block)
+        return node
 
     def forget(self) -> None:
         """Empty the prefix index. Blocks that are held stay held; those that were cached are free."""
-        self._index.clear()
-        self._keys.clear()
+        self.prefixes.clear()
         self._free.extend(self._cached)
         self._cached.clear()
 

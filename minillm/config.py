@@ -77,6 +77,11 @@ class ModelConfig:
         """How many positions a query of a layer sees, the last its own; None for all before it."""
         return self.sliding_window if layer in self.window_layers else None
 
+    @property
+    def reach(self) -> int | None:
+        """How many positions a query sees in any layer, the last its own: the window if all have one, else None."""
+        return self.sliding_window if set(range(self.num_layers)) <= set(self.window_layers) else None
+
     def __repr__(self):
         """What is not as in Llama's defaults: a line that a debugger can show."""
         told = (f for f in fields(self) if f.default is MISSING or getattr(self, f.name) != f.default)

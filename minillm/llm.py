@@ -130,7 +130,7 @@ class LLM:
             config = replace(config, num_blocks=-(-self.context_length // self._block_size))
         self._kv_dtype = config.kv_dtype
         self.kv_cache = self._make_cache(check_integer("num_blocks", config.num_blocks, 1))
-        scheduler = config.scheduler(self.kv_cache.blocks)
+        scheduler = config.scheduler(self.kv_cache.blocks, self.config.reach)
         with self.ops.announcing_compilation(report.line):
             self.transformer = Transformer(self.config, partial(_load, checkpoint, WEIGHTS[weights]), self.ops)
             self._warm_up()

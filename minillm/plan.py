@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from minillm.sequence import Sequence
-from minillm.short import few
+from minillm.short import few, few_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class ScheduledChunk:
         phase = "prefill" if self.is_prefill else "decode"
         return (
             f"ScheduledChunk({self.sequence.name}[{self.start}:{self.stop}], {phase}, {self.num_samples} to sample, "
-            f"blocks {few(self.block_table)})"
+            f"blocks {few_blocks(self.block_table)})"
         )
 
 
@@ -110,6 +110,13 @@ class StepPlan:
         table = list(sequence.block_table)
         self.chunks.append(ScheduledChunk(sequence, start, token_ids, table, is_prefill, num_samples))
         self.num_tokens += num_tokens
+
+    def withdraw(self, sequence: Sequence) -> None:
+        """Take out the chunk, if any, of a sequence that is about to lose its blocks, and copies made for it."""
+        own = [chunk for chunk in self.chunks if chunk.sequence is sequence]
+        self.chunks = [chunk for chunk in self.chunks if chunk.sequence is not sequence]
+        self.num_tokens -= sum(len(chunk.token_ids) for chunk in own)
+        self.copies = [copy for copy in self.copies if copy[1] not in sequence.block_table]
 
     def __repr__(self):
         prefills = [f"{c.sequence.name}[{c.start}:{c.stop}]" for c in self.chunks if c.is_prefill]

@@ -12,8 +12,15 @@ A sequence is admitted once there are blocks for all its tokens, and takes a fur
 If there is none, whoever was admitted last is *preempted*: it loses its blocks, keeps its tokens, and comes back before
 anybody new, to compute again what the prefix index no longer finds (recompute, Kwon et al. 2023, section 4.5).
 
+Where all layers of a model see only a *window*, a sequence gives back, after each step, the blocks that no query of it
+reaches any more. So it never needs more than the window and a step's tokens take, however long it is: that much it is
+admitted with, and prompts, too, take further blocks chunk by chunk.
+
 Nobody starves. Order of first admission never changes, only later ones make way, and nobody overtakes in the queue
-whoever was admitted before: so the first of all always goes on to its end, and then the next is the first.
+whoever was admitted before: so the first of all always goes on to its end, and then the next is the first. With a
+window a prompt's next chunk may find no blocks either, if those behind it are shared and did not come free. Then, too,
+the last admitted makes way, and gives up what this step had for it. The first finds room at the latest when it is
+alone, for all the pool is then its own, and `check` has seen to it that this suffices.
 """
 
 from __future__ import annotations
@@ -22,7 +29,7 @@ from bisect import insort
 from collections.abc import Sequence as SequenceOf
 from itertools import count
 
-from minillm.blocks import BlockAllocator
+from minillm.blocks import BlockAllocator, held
 from minillm.checks import check_integer, check_number
 from minillm.errors import RequestError
 from minillm.plan import Admitted, Finished, Preempted, Sampled, ScheduledChunk, StepPlan
@@ -49,6 +56,7 @@ class Scheduler:
     watermark : share of the pool, from 0 up to but not 1, that an admission must leave available while others run, so
         that these find blocks to grow into.
     prefix_caching : whether computed blocks are published, and looked up for who is admitted.
+    window : how many positions a query sees in every layer of the model, its own the last; None if it sees all in some.
 
     Attributes
     ----------
@@ -73,6 +81,7 @@ class Scheduler:
         admission: str = "fcfs",
         watermark: float = 0.01,
         prefix_caching: bool = True,
+        window: int | None = None,
     ):
         if policy not in POLICIES:
             raise ValueError(f"policy is {policy!r}; it can be {', '.join(POLICIES)}")
@@ -82,6 +91,7 @@ class Scheduler:
         self.max_sequences = check_integer("max_sequences", max_sequences, 1)
         self.watermark = check_number("watermark", watermark, "from 0 up to but not 1", 0, 1, excluded=1)
         self.prefix_caching = prefix_caching
+        self.window = None if window is None else check_integer("window", window, 1)
         self.running: list[Sequence] = []
         self.waiting = WaitingQueue(admission)
         self._requests: dict[str, list[Sequence]] = {}  # the unfinished ones' unfinished sequences
@@ -116,14 +126,25 @@ class Scheduler:
                 f"a request for {sequence.num_forks} completions needs them to run at once, but "
                 f"max_sequences is {self.max_sequences}"
             )
-        needed = self.blocks.blocks_for(sequence.most_positions)
+        needed = self.most_blocks(sequence.most_positions)
         if needed > self.blocks.num_blocks:
+            at_once = ""
+            if needed < self.blocks.blocks_for(sequence.most_positions):
+                at_once = f" at once, with a window of {self.window} and max_batch_tokens of {self.max_batch_tokens}"
             raise RequestError(
                 f"a prompt of {sequence.num_prompt_tokens} tokens and max_tokens of {sequence.max_tokens} can come to "
-                f"fill {sequence.most_positions} positions, which takes {needed} blocks of {self.blocks.block_size}, "
-                f"but the pool has {self.blocks.num_blocks}: shorten one, or give the engine "
-                "more num_blocks"
+                f"fill {sequence.most_positions} positions, which takes {needed} blocks of "
+                f"{self.blocks.block_size}{at_once}, but the pool has {self.blocks.num_blocks}: "
+                f"{'lower max_batch_tokens' if at_once else 'shorten one'}, or give the engine more num_blocks"
             )
+
+    def most_blocks(self, num_positions: int) -> int:
+        """How many blocks a sequence that comes to fill `num_positions` holds at most."""
+        needed = self.blocks.blocks_for(num_positions)
+        if self.window is None:
+            return needed
+        at_once = self.window - 1 + self.max_batch_tokens  # what a step's first query sees behind it, and the step
+        return min(needed, self.blocks.blocks_for(at_once - 1) + 1)  # wherever in a block they begin
 
     def end(self, request_id: str, reason: str) -> list[Finished]:
         """End a request's unfinished sequences now, wherever they are; their blocks are available at once.
@@ -177,6 +198,7 @@ class Scheduler:
             sequence = chunk.sequence
             sequence.num_computed = chunk.stop
             self._publish(sequence)
+            self._give_back(sequence)
             members = self._part(sequence) if chunk.num_samples else []
             for member, choice in zip(members, choices, strict=True):
                 if choice.token_id is not None:
@@ -197,15 +219,18 @@ class Scheduler:
         position = 0
         while position < len(self.running) and plan.num_tokens < self.max_batch_tokens:
             sequence = self.running[position]
-            if not sequence.in_prefill and self._make_room(sequence, plan):
+            if not sequence.in_prefill and self._make_room(sequence, 1, plan):
                 plan.advance(sequence, 1, is_prefill=False)
             position += 1
 
     def _prefill(self, plan: StepPlan) -> None:
         """Those admitted before, but not at the end of their prompt, advance as far as the budget goes."""
-        for sequence in self.running:
+        position = 0
+        while position < len(self.running):
+            sequence = self.running[position]
             if sequence.in_prefill:
                 self._advance(sequence, plan)
+            position += 1
 
     def _admit(self, plan: StepPlan) -> None:
         """As many as there are seats, blocks and budget for leave the queue, and advance by their first chunk.
@@ -223,20 +248,27 @@ class Scheduler:
             self._advance(sequence, plan)
 
     def _enter(self, sequence: Sequence, plan: StepPlan) -> bool:
-        """Give `sequence` blocks for all its tokens, found ones first, and let it run; False if there are too few."""
+        """Give `sequence` the blocks it needs, found ones first, and let it run; False if there are too few.
+
+        Those are blocks for all its tokens or, with a window, for as many as it can need before some come back.
+        """
         blocks, num_tokens = self.blocks, len(sequence.token_ids)
         # Not all of them: the last token is always computed, for its scores choose the next.
-        found = blocks.find(sequence.token_ids[:-1]) if self.prefix_caching else []
-        revived = sum(not blocks.references[block] for block in found)  # available so far, but not to be handed out
-        left = blocks.num_available - revived - (blocks.blocks_for(num_tokens) - len(found))
+        found, node = blocks.find(sequence.token_ids[:-1], self.window) if self.prefix_caching else ([], None)
+        num_cached = len(found) * blocks.block_size
+        end = num_tokens
+        if self.window is not None:
+            end = min(num_tokens, max(num_cached, self.window - 1) + self.max_batch_tokens)
+        revived = sum(not blocks.references[block] for block in held(found))  # available, but not to be handed out
+        left = blocks.num_available - revived - (blocks.blocks_for(end) - len(found))
         if left < (int(self.watermark * blocks.num_blocks) if self.running else 0):
             return False
         self.waiting.pop()
-        num_cached = len(found) * blocks.block_size
         plan.admitted.append(Admitted(sequence, num_cached, after_preemption=sequence.rank is not None))
         sequence.block_table = blocks.share(found)
-        plan.evicted += blocks.extend(sequence.block_table, num_tokens)
-        sequence.num_computed, sequence.num_published, sequence.prefill_end = num_cached, len(found), num_tokens
+        plan.evicted += blocks.extend(sequence.block_table, end)
+        sequence.num_computed, sequence.prefill_end = num_cached, num_tokens
+        sequence.num_published, sequence.published = len(found), node
         if sequence.rank is None:
             sequence.rank = (next(self._ranks), sequence.completion)
         insort(self.running, sequence, key=_rank)
@@ -245,25 +277,26 @@ class Scheduler:
     def _advance(self, sequence: Sequence, plan: StepPlan) -> None:
         """Prefill as much of `sequence` as the budget allows."""
         num_tokens = min(sequence.prefill_end - sequence.num_computed, self.max_batch_tokens - plan.num_tokens)
-        if num_tokens:
+        if num_tokens and self._make_room(sequence, num_tokens, plan):
             plan.advance(sequence, num_tokens, is_prefill=True)
 
-    def _make_room(self, sequence: Sequence, plan: StepPlan) -> bool:
-        """A block of its own for the position `sequence` fills next, whoever was admitted last making way.
+    def _make_room(self, sequence: Sequence, num_tokens: int, plan: StepPlan) -> bool:
+        """Blocks of its own for the positions `sequence` fills next, whoever was admitted last making way.
 
         False if that is `sequence` itself.
         """
-        blocks, table, position = self.blocks, sequence.block_table, sequence.num_computed
-        index = position // blocks.block_size
-        while index == len(table) or blocks.is_shared(table[index]):
-            if not blocks.num_available:
+        blocks, table, start = self.blocks, sequence.block_table, sequence.num_computed
+        index = start // blocks.block_size
+        while (missing := blocks.blocks_for(start + num_tokens) - len(table)) > 0 or blocks.is_shared(table[index]):
+            if blocks.num_available < max(missing, 1):
                 victim = self.running[-1]
                 plan.preempted.append(Preempted(victim, victim.num_computed))
+                plan.withdraw(victim)
                 self._preempt(victim)
                 if victim is sequence:
                     return False
-            elif index == len(table):
-                plan.evicted += blocks.extend(table, position + 1)
+            elif missing > 0:
+                plan.evicted += blocks.extend(table, start + num_tokens)
             else:
                 source, evicted = blocks.own(table, index)
                 plan.copies.append((source, table[index]))
@@ -282,8 +315,14 @@ class Scheduler:
             return
         size = self.blocks.block_size
         for index in range(sequence.num_published, sequence.num_computed // size):
-            self.blocks.publish(sequence.block_table, index, sequence.token_ids[index * size : (index + 1) * size])
+            token_ids = sequence.token_ids[index * size : (index + 1) * size]
+            sequence.published = self.blocks.publish(sequence.block_table, index, token_ids, sequence.published)
         sequence.num_published = sequence.num_computed // size
+
+    def _give_back(self, sequence: Sequence) -> None:
+        """Let go of the blocks that lie behind the window of the next query, and so of all that come after it."""
+        first = self.blocks.first_reached(sequence.num_computed, self.window)
+        self.blocks.give_back_before(sequence.block_table, first)
 
     def _part(self, sequence: Sequence) -> list[Sequence]:
         """At the end of the prompt: as many sequences as completions were asked for, sharing all blocks so far."""
@@ -292,7 +331,7 @@ class Scheduler:
             fork = Sequence.of(sequence.request_id, sequence.token_ids, sequence.max_tokens, priority=sequence.priority)
             fork.completion, fork.rank = completion, (sequence.rank[0], completion)
             fork.num_computed = fork.prefill_end = sequence.num_computed
-            fork.num_published = sequence.num_published
+            fork.num_published, fork.published = sequence.num_published, sequence.published
             fork.block_table = self.blocks.share(sequence.block_table)
             self._requests[sequence.request_id].append(fork)
             insort(self.running, fork, key=_rank)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
+from minillm.blocks import held
+from minillm.prefix_index import Node
+
 
 @dataclass(eq=False)
 class Sequence:
@@ -22,7 +25,8 @@ class Sequence:
     num_computed : how many tokens have their key and value in the cache.
     prefill_end : tokens known when it was last admitted: up to there it is in prefill, from there on it decodes.
     num_published : how many blocks of its table, from the first on, have been offered to the prefix index.
-    block_table : the cache blocks its tokens lie in, in order.
+    published : the node of the last of them in the prefix index; None where nobody can find it.
+    block_table : the cache blocks its tokens lie in, in order; GIVEN_BACK for those that no query reaches any more.
     rank : (order of first admission, completion), or None before that: who goes first when not all can go.
     """
 
@@ -36,6 +40,7 @@ class Sequence:
     num_computed: int = 0
     prefill_end: int = 0
     num_published: int = 0
+    published: Node | None = None
     block_table: list[int] = field(default_factory=list)
     rank: tuple[int, int] | None = None
 
@@ -72,5 +77,5 @@ class Sequence:
     def __repr__(self):
         return (
             f"Sequence({self.name}: {self.num_prompt_tokens} prompt + {self.num_generated} generated tokens, "
-            f"{self.num_computed} computed, {len(self.block_table)} blocks)"
+            f"{self.num_computed} computed, {len(held(self.block_table))} blocks)"
         )

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minillm.batch import Batch, Chunk
+from minillm.blocks import GIVEN_BACK
 from minillm.config import ModelConfig
 from minillm.kv_cache import KVCache
 from minillm.plan import StepPlan
@@ -21,6 +22,8 @@ def chunk_lists(draw):
     for row in range(draw(st.integers(1, 5))):
         start, length, spare = draw(st.integers(0, 30)), draw(st.integers(1, 20)), draw(st.integers(0, 2))
         table = [1000 * row + block for block in range(-(-(start + length) // block_size) + spare)]
+        gone = draw(st.integers(0, start // block_size))  # behind a window
+        table[:gone] = [GIVEN_BACK] * gone
         chunks.append(Chunk(draw(st.lists(st.integers(0, 99), min_size=length, max_size=length)), start, table))
     return block_size, chunks
 
@@ -57,6 +60,9 @@ def test_batches_that_make_no_sense_are_refused():
         Batch.from_chunks([Chunk([1], -1, [0])], 16)
     with pytest.raises(ValueError, match=r"chunk 1 holds 2 tokens from position 15 on; .* 1 blocks of 16 end at 16"):
         Batch.from_chunks([Chunk([1], 0, [0]), Chunk([1, 2], 15, [1])], 16)
+    gone = "chunk 1 would write to position 19, but its block table has given back block 4: 5 given back, then 7"
+    with pytest.raises(ValueError, match=gone):
+        Batch.from_chunks([Chunk([1], 0, [0]), Chunk([1, 2], 19, [GIVEN_BACK] * 5 + [7])], 4)
 
 
 def test_the_cache_tells_its_size_and_occupancy():

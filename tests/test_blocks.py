@@ -5,41 +5,51 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
-from minillm.blocks import BlockAllocator
+from minillm.blocks import GIVEN_BACK, BlockAllocator, held
 
 
 class Text:
-    """A block table, and the tokens it holds."""
+    """A block table, the tokens it holds, and the node of its last full block; None once the index was emptied."""
 
-    def __init__(self, tokens, table, is_published=True):
-        self.tokens, self.table, self.is_published = list(tokens), list(table), is_published
+    def __init__(self, tokens, table, node):
+        self.tokens, self.table, self.node = list(tokens), list(table), node
 
 
 class Blocks(RuleBasedStateMachine):
-    """Texts are begun, written, parted and given back; every block is always in one state, and finding never lies."""
+    """Texts are begun, written, parted and given back; every block is always in one state, and finding never lies.
+
+    With a window, a text also gives back what lies behind it, whenever something was written.
+    """
 
     texts = Bundle("texts")
 
-    @initialize(num_blocks=st.integers(1, 10), block_size=st.integers(1, 3))
-    def make(self, num_blocks, block_size):
+    @initialize(num_blocks=st.integers(1, 10), block_size=st.integers(1, 3), window=st.none() | st.integers(1, 7))
+    def make(self, num_blocks, block_size, window):
         self.blocks = BlockAllocator(num_blocks, block_size)
-        self.size, self.written = block_size, {}  # block -> the whole text up to the end of what is in it
+        self.size, self.window = block_size, window
+        self.written = {}  # block -> the whole text up to the end of what is in it
+        self.known = {}  # text in whole blocks -> the block that holds its last
         self.held = []
 
     @rule(target=texts, tokens=st.lists(st.integers(0, 1), min_size=1, max_size=12))
     def begin(self, tokens):
-        """A new text takes up the longest beginning that is known."""
-        found = self.blocks.find(tokens)
-        assert len(set(found)) == len(found) <= len(tokens) // self.size
-        for index, block in enumerate(found):
-            assert self.written[block] == tokens[: (index + 1) * self.size]
-        for text in filter(lambda text: text.is_published, self.held):  # what others hold is never overlooked
-            common = self.whole_blocks_in_common(text.tokens, tokens)
-            assert text.table[:common] == found[:common]
-        text = Text(tokens[: len(found) * self.size], self.blocks.share(found))
+        """A new text takes up the longest beginning that can be gone on from."""
+        found, node = self.blocks.find(tokens, self.window)
+        assert found == self.longest_usable(tokens)
+        text = Text(tokens[: len(found) * self.size], self.blocks.share(found), node)
         self.held.append(text)
         self.write(text, tokens[len(found) * self.size :])
         return text
+
+    def longest_usable(self, tokens):
+        """Looked for among all that was ever published and never evicted, the longest beginning first."""
+        for length in range(len(tokens) // self.size * self.size, 0, -self.size):
+            table = [self.known.get(tuple(tokens[:end])) for end in range(self.size, length + 1, self.size)]
+            first = 0 if self.window is None else max(0, length - self.window + 1) // self.size
+            spelled = any(known[:length] == tuple(tokens[:length]) for known in self.known)
+            if spelled and None not in table[first:]:
+                return [GIVEN_BACK] * first + table[first:]
+        return []
 
     @rule(text=texts, tokens=st.lists(st.integers(0, 1), min_size=1, max_size=5))
     def go_on(self, text, tokens):
@@ -47,7 +57,7 @@ class Blocks(RuleBasedStateMachine):
 
     @rule(target=texts, text=texts)
     def part(self, text):
-        other = Text(text.tokens, self.blocks.share(text.table), text.is_published)
+        other = Text(text.tokens, self.blocks.share(text.table), text.node)
         self.held.append(other)
         return other
 
@@ -57,14 +67,22 @@ class Blocks(RuleBasedStateMachine):
         self.blocks.shrink(text.table)
         assert text.table == []
 
+    @rule(number=st.integers(1, 10))
+    def others_need_room(self, number):
+        """They take the free blocks, and so many of the cached ones."""
+        table, evictable = [], self.blocks.cached[:number]
+        assert self.blocks.extend(table, (self.blocks.num_free + len(evictable)) * self.size) == evictable
+        self.known = {spelled: block for spelled, block in self.known.items() if block not in evictable}
+        self.blocks.shrink(table)
+
     @rule()
     def forget(self):
         held = self.blocks.num_held
         self.blocks.forget()
+        self.known = {}
         assert (self.blocks.num_held, self.blocks.num_cached) == (held, 0)
         for text in self.held:
-            assert self.blocks.find(text.tokens) == []
-            text.is_published = False
+            assert self.blocks.find(text.tokens, self.window) == ([], self.blocks.prefixes.root)
 
     @precondition(lambda self: self.blocks.num_available)
     @rule()
@@ -74,26 +92,40 @@ class Blocks(RuleBasedStateMachine):
             self.blocks.shrink([block])
 
     def write(self, text, tokens):
-        """Write each token where the table says, publishing blocks as they become full."""
+        """Write each token where the table says, publishing blocks as they fill up; then let go of what is behind."""
         for token in tokens:
-            index = len(text.tokens) // self.size
-            evictable = self.blocks.cached
-            is_shared = index < len(text.table) and self.blocks.is_shared(text.table[index])
-            before = list(text.table)
-            if (index == len(text.table) or is_shared) and not self.blocks.num_available:
-                with pytest.raises(MemoryError, match="free"):
-                    self.take(text, index)
-                assert text.table == before
-                return
-            evicted = self.take(text, index)
-            assert evicted == evictable[: len(evicted)]
-            text.tokens.append(token)
-            block = text.table[index]
-            assert not self.blocks.is_shared(block)
-            self.written[block] = list(text.tokens)
-            if len(text.tokens) % self.size == 0:
-                self.blocks.publish(text.table, index, text.tokens[-self.size :])
-                assert self.written[text.table[index]] == text.tokens
+            if not self.write_one(text, token):
+                break
+        first = self.blocks.first_reached(len(text.tokens), self.window)
+        self.blocks.give_back_before(text.table, first)
+        assert text.table[:first] == [GIVEN_BACK] * first
+        assert GIVEN_BACK not in text.table[first:]
+
+    def write_one(self, text, token):
+        index = len(text.tokens) // self.size
+        evictable = self.blocks.cached
+        is_shared = index < len(text.table) and self.blocks.is_shared(text.table[index])
+        before = list(text.table)
+        if (index == len(text.table) or is_shared) and not self.blocks.num_available:
+            with pytest.raises(MemoryError, match="free"):
+                self.take(text, index)
+            assert text.table == before
+            return False
+        evicted = self.take(text, index)
+        assert evicted == evictable[: len(evicted)]
+        self.known = {spelled: block for spelled, block in self.known.items() if block not in evicted}
+        text.tokens.append(token)
+        block = text.table[index]
+        assert not self.blocks.is_shared(block)
+        self.written[block] = list(text.tokens)
+        if len(text.tokens) % self.size == 0:
+            is_found = text.node is not None and text.node.root is self.blocks.prefixes.root
+            text.node = self.blocks.publish(text.table, index, text.tokens[-self.size :], text.node)
+            assert (text.node is not None) == is_found
+            if is_found:
+                assert text.table[index] == self.known.setdefault(tuple(text.tokens), block)
+            assert self.written[text.table[index]] == text.tokens
+        return True
 
     def take(self, text, index):
         if index == len(text.table):
@@ -103,14 +135,6 @@ class Blocks(RuleBasedStateMachine):
             self.written[text.table[index]] = self.written[source]
             return evicted
         return []
-
-    def whole_blocks_in_common(self, left, right):
-        count = 0
-        while (count + 1) * self.size <= min(len(left), len(right)):
-            if left[: (count + 1) * self.size] != right[: (count + 1) * self.size]:
-                break
-            count += 1
-        return count
 
     @invariant()
     def every_block_is_in_one_state(self):
@@ -123,28 +147,38 @@ class Blocks(RuleBasedStateMachine):
         assert f"{blocks.num_held} of {blocks.num_blocks} blocks" in repr(blocks)
 
     @invariant()
-    def whoever_is_found_has_parents_that_are_found(self):
-        keys = self.blocks._keys
-        assert {block: key for key, block in self.blocks._index.items()} == keys
-        assert {parent for parent, _ in keys.values()} <= {-1, *keys}
-        assert set(self.blocks.cached) <= set(keys)
-        assert not set(self.blocks._free) & set(keys)
+    def the_index_knows_what_was_published_and_nothing_that_nobody_needs(self):
+        prefixes, spelled = self.blocks.prefixes, {}
+        ways = [(prefixes.root, [])]
+        for node, tokens in ways:  # grows as it goes on
+            assert node.root is prefixes.root
+            assert node is prefixes.root or node.block is not None or node.children
+            if node.block is not None:
+                spelled[tuple(tokens)] = node.block
+            for own, child in node.children.items():
+                assert (child.parent, child.tokens) == (node, own)
+                ways.append((child, tokens + list(own)))
+        assert spelled == self.known
+        assert {block for block in range(self.blocks.num_blocks) if block in prefixes} == set(spelled.values())
+        assert len(prefixes) == len(spelled)
+        assert set(self.blocks.cached) <= set(spelled.values())
+        assert not set(self.blocks._free) & set(spelled.values())
 
     @invariant()
     def what_a_table_names_is_what_was_written(self):
         for text in self.held:
             for index, block in enumerate(text.table):
                 end = min((index + 1) * self.size, len(text.tokens))
-                assert self.written[block][:end] == text.tokens[:end]
+                assert block == GIVEN_BACK or self.written[block][:end] == text.tokens[:end]
 
     @invariant()
     def references_equal_the_tables(self):
-        named = [block for text in self.held for block in text.table]
+        named = [block for text in self.held for block in held(text.table)]
         assert self.blocks.references == [named.count(block) for block in range(self.blocks.num_blocks)]
 
 
 TestBlocks = Blocks.TestCase
-TestBlocks.settings = settings(max_examples=100, stateful_step_count=40)
+TestBlocks.settings = settings(max_examples=250, stateful_step_count=50)
 
 
 @pytest.mark.parametrize(("num_blocks", "block_size"), [(0, 16), (4, 0), (-1, 1)])
@@ -165,20 +199,43 @@ def test_all_or_nothing():
     assert len(table) == 3
 
 
+def publish(blocks, table, tokens):
+    """Let the blocks of a text of one token each be found; the node of each."""
+    nodes = [blocks.prefixes.root]
+    for index, token in enumerate(tokens):
+        nodes.append(blocks.publish(table, index, [token], nodes[-1]))
+    return nodes[1:]
+
+
 def test_the_least_recently_used_goes_first_and_children_before_parents():
     blocks = BlockAllocator(4, 1)
     old, new = [], []
     for table, tokens in ((old, [1, 2]), (new, [3, 4])):
         blocks.extend(table, 2)
-        for index, token in enumerate(tokens):
-            blocks.publish(table, index, [token])
+        publish(blocks, table, tokens)
     first, second = list(old), list(new)
     blocks.shrink(old)
     blocks.shrink(new)
     assert blocks.cached == [*reversed(first), *reversed(second)]
-    blocks.shrink(blocks.share(blocks.find([1])))  # used again
+    blocks.shrink(blocks.share(blocks.find([1])[0]))  # used again
     assert blocks.cached == [first[1], *reversed(second), first[0]]
     table = []
     assert blocks.extend(table, 3) == [first[1], *reversed(second)]
-    assert blocks.find([1, 2]) == first[:1]
-    assert blocks.find([3, 4]) == []
+    assert blocks.find([1, 2])[0] == first[:1]
+    assert blocks.find([3, 4])[0] == []
+
+
+def test_a_beginning_is_found_without_its_own_beginning_where_a_window_hides_that():
+    blocks, table = BlockAllocator(4, 1), []
+    blocks.extend(table, 4)
+    nodes = publish(blocks, table, [1, 2, 3, 4])
+    kept = list(table)
+    blocks.give_back_before(table, 2)
+    assert table == [GIVEN_BACK, GIVEN_BACK, *kept[2:]]
+    assert blocks.extend([], 1) == kept[1:2]  # given back last to first
+    for window, length in ((None, 1), (5, 1), (3, 4), (2, 4), (1, 4)):
+        hidden = 0 if window is None else max(0, length - window + 1)
+        assert blocks.find([1, 2, 3, 4, 5], window) == ([GIVEN_BACK] * hidden + kept[hidden:length], nodes[length - 1])
+    assert repr(nodes[1]) == "Node(2 blocks long, no block, 1 children)"
+    assert repr(nodes[3]) == f"Node(4 blocks long, block {kept[3]}, 0 children)"
+    assert repr(blocks.prefixes) == "PrefixIndex(3 blocks of 1 tokens known)"

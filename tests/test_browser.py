@@ -24,7 +24,7 @@ from minillm import cli
 from minillm.engine import EngineConfig
 from minillm.roofline import ModelCosts, Roofline, step_work
 from minillm.sequence import Sequence
-from minillm.trace import Finish, Trace, request_metrics, sequence_name, to_json
+from minillm.trace import GIVEN_BACK, Finish, Trace, held, request_metrics, sequence_name, to_json
 from minillm.view import Timeline
 from minillm.view.browser import page, write_page
 from minillm.view.page.data import STATES, data
@@ -82,14 +82,14 @@ def opened(browser, tmp_path):
 
 
 def run_of(policy, seed=1, num_blocks=12):
-    """Preemptions, shared prefixes, completions that part: seven requests in a pool too small for them."""
+    """Preemptions, shared prefixes, completions that part: seven requests in a pool too small, behind windows."""
     config = EngineConfig(
         policy=policy, block_size=4, num_blocks=num_blocks, max_batch_tokens=16, max_sequences=4
     )  # fmt: skip
     requests = [
         (n, Sequence.of(f"r{n}", [0] * 8 + [n + 1] * (n + 1), 10 + n, num_forks=2 if n == 2 else 1)) for n in range(7)
     ]
-    trace = served(config, requests, Random(seed))
+    trace = served(config, requests, Random(seed), window=20)
     trace.facts.costs = COSTS
     return trace
 
@@ -100,6 +100,7 @@ def run():
     assert any(record.preempted for record in trace)
     assert any(record.pool.copies for record in trace)
     assert any(record.prefix_hits for record in trace)
+    assert any(GIVEN_BACK in sequence.block_table for record in trace for sequence in record.running)
     return trace
 
 
@@ -280,10 +281,15 @@ def test_the_slider_moves_every_view_to_what_the_record_says(opened, run):
                 timeline.rows[name].number,
             )
             tab.evaluate("minillm.frame()")
-            assert texts(tab, ".block-table li") == [
-                f"{block}{f' ×{pool.references[block]}' if pool.references[block] > 1 else ''}"
-                for block in sequence.block_table
+            holds, gone = held(sequence.block_table), sequence.block_table.count(GIVEN_BACK)
+            assert texts(tab, ".block-table li") == [f"{gone} given back"] * (gone > 0) + [
+                f"{block}{f' ×{pool.references[block]}' if pool.references[block] > 1 else ''}" for block in holds
             ]
+            last = f"positions {(gone + len(holds) - 1) * 4} to {(gone + len(holds)) * 4 - 1} lie in block {holds[-1]}"
+            assert tab.locator(".block-table li").last.get_attribute("title") == last
+            said = tab.locator(".map").get_attribute("aria-label")
+            assert f"{name} holds blocks {', '.join(map(str, holds))}" in said
+            assert (f"given back {gone} before them" in said) == (gone > 0)
             assert tab.locator(".story-heading bdi").text_content() == name
             fresh = tab.locator(".fresh").text_content()
             told = tab.locator(".prompt").text_content(), tab.locator(".answer").text_content() + fresh

@@ -58,12 +58,12 @@ def runs(draw):
         policy=draw(st.sampled_from(POLICIES)), block_size=size, num_blocks=needed + draw(st.integers(0, 6)),
         max_batch_tokens=budget, max_sequences=draw(st.integers(3, 8)),
     )  # fmt: skip
-    return served(config, requests, Random(draw(st.integers(0, 2**32))))
+    return served(config, requests, Random(draw(st.integers(0, 2**32))), draw(st.sampled_from([None, None, None, 7])))
 
 
-def served(config, requests, choose):
+def served(config, requests, choose, window=None):
     """A Trace of requests, (before which step it comes, Sequence) each, whose tokens are drawn from WORDS."""
-    scheduler = config.scheduler(BlockAllocator(config.num_blocks, config.block_size))
+    scheduler = config.scheduler(BlockAllocator(config.num_blocks, config.block_size), window)
     facts = RunFacts(
         "none", config.policy, "fcfs", config.block_size, config.num_blocks, config.max_batch_tokens, 8, 0.01, True
     )

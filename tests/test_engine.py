@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,27 +26,28 @@ from minillm.kv_cache import KVCache
 from minillm.ops import backend
 from minillm.sampling import sample
 from minillm.scheduler import ADMISSIONS, POLICIES
-from minillm.trace import StepRecord, Trace, from_json, request_metrics, run_metrics, to_json
+from minillm.trace import StepRecord, Trace, from_json, held, request_metrics, run_metrics, to_json
 from minillm.transformer import Transformer
 
 CONTEXT = 64
+WINDOWS = [None, 3, 12]  # of every two of the models
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 "
 
 
 class Model:
     """A transformer and its tokenizer, and what each request answers that has them to itself."""
 
-    def __init__(self, path):
+    def __init__(self, path, window=None):
         checkpoint = open_checkpoint(path)
-        self.tokenizer = checkpoint.tokenizer
-        self.transformer = Transformer(
-            checkpoint.config, lambda name: checkpoint.tensors[name].read(), backend("numba")
-        )
+        self.tokenizer, config = checkpoint.tokenizer, checkpoint.config
+        if window is not None:
+            config = replace(config, sliding_window=window, window_layers=tuple(range(config.num_layers)))
+        self.transformer = Transformer(config, lambda name: checkpoint.tensors[name].read(), backend("numba"))
 
     def engine(self, config):
         cache = KVCache(self.transformer.config, config.num_blocks, config.block_size, config.kv_dtype)
         cache.keys[:], cache.values[:] = 6e4, -6e4  # whoever reads what nobody wrote, shows
-        scheduler = config.scheduler(cache.blocks)
+        scheduler = config.scheduler(cache.blocks, self.transformer.config.reach)
         return Engine(self.transformer, cache, scheduler, tokenizer=self.tokenizer, context_length=CONTEXT)
 
     def alone(self, prompt, params, completion=0, kv_dtype="float32"):
@@ -68,10 +70,10 @@ class Model:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """Two tiny ones: floats and quantized, heads alone and heads in groups."""
+    """Two tiny ones: floats and quantized, heads alone and heads in groups; and the same with windows in all layers."""
     folder = tmp_path_factory.mktemp("models")
-    return [
-        Model(write_gguf(folder / f"{storage}.gguf", random_llama(seed, **size), storage, with_tokenizer=True))
+    paths = [
+        write_gguf(folder / f"{storage}.gguf", random_llama(seed, **size), storage, with_tokenizer=True)
         for seed, (storage, size) in enumerate(
             [
                 (
@@ -83,6 +85,7 @@ def models(tmp_path_factory):
         )
         if size.update(vocab_size=262, intermediate_size=32) is None
     ]
+    return [Model(path, window) for window in WINDOWS for path in paths]
 
 
 class Answers:
@@ -128,7 +131,8 @@ sampling = st.builds(
 
 @st.composite
 def workloads(draw):
-    """Requests, of which many begin alike; when they come, who is aborted when; and an engine that can hold each."""
+    """A model; requests, many of which begin alike; when they come, and who is aborted when; an engine for each."""
+    which = draw(st.integers(0, 5))
     beginnings = draw(st.lists(st.lists(st.integers(3, 6), max_size=20), min_size=1, max_size=2))
     requests = []
     for _ in range(draw(st.integers(1, 6))):
@@ -139,18 +143,28 @@ def workloads(draw):
     aborts = draw(st.dictionaries(st.integers(0, len(requests) - 1), st.integers(0, 12), max_size=2))
     block_size = draw(st.integers(1, 9))
     longest = max(len(prompt) + params.max_tokens - 1 for prompt, params, _ in requests)
+    least, max_batch_tokens, window = -(-longest // block_size), draw(st.integers(1, 40)), WINDOWS[which // 2]
+    if window is not None:
+        least = min(least, 1 - (2 - window - max_batch_tokens) // block_size)
     config = EngineConfig(
         policy=draw(st.sampled_from(POLICIES)),
         block_size=block_size,
-        num_blocks=-(-longest // block_size) + draw(st.integers(0, 6)),
-        max_batch_tokens=draw(st.integers(1, 40)),
+        num_blocks=least + draw(st.integers(0, 6)),
+        max_batch_tokens=max_batch_tokens,
         max_sequences=draw(st.integers(max(params.n for _, params, _ in requests), 6)),
         prefix_caching=draw(st.booleans()),
         admission=draw(st.sampled_from(ADMISSIONS)),
         watermark=draw(st.sampled_from([0.0, 0.3])),
         kv_dtype=draw(st.sampled_from(["float32", "float16"])),
     )
-    return requests, coming, aborts, config
+    return which, requests, coming, aborts, config
+
+
+def spoil(cache):
+    """Write over all blocks that nobody holds and nobody can find."""
+    for block, count in enumerate(cache.blocks.references):
+        if not count and block not in cache.blocks.prefixes:
+            cache.keys[block], cache.values[block] = 6e4, -6e4
 
 
 def serve(engine, requests, coming, aborts):
@@ -165,6 +179,7 @@ def serve(engine, requests, coming, aborts):
                 engine.abort(str(number))
                 aborted.add(number)
         records.append(engine.step())
+        spoil(engine.kv_cache)
         step += 1
         assert step < 2000
     records.append(engine.step())  # tells of whoever was aborted last
@@ -195,13 +210,19 @@ def short(**more):
 
 
 @settings(max_examples=int(os.environ.get("MINILLM_EXAMPLES", "200")))
-@given(which=st.integers(0, 1), workload=workloads())
+@given(workload=workloads())
 @example(  # aborted before its completions had parted
-    which=0,
-    workload=([([3], short(), 0), ([3], short(n=2), 0)], [0, 0], {1: 0}, EngineConfig(num_blocks=1, max_sequences=2)),
+    workload=(
+        0,
+        [([3], short(), 0), ([3], short(n=2), 0)],
+        [0, 0],
+        {1: 0},
+        EngineConfig(num_blocks=1, max_sequences=2),
+    )
 )
-def test_every_answer_has_the_bits_of_being_alone(models, which, workload):
-    model, (requests, coming, aborts, config) = models[which], workload
+def test_every_answer_has_the_bits_of_being_alone(models, workload):
+    which, requests, coming, aborts, config = workload
+    model = models[which]
     engine, answers = model.engine(config), Answers()
     engine.listeners.append(answers.push)
     records, aborted = serve(engine, requests, coming, aborts)
@@ -223,7 +244,7 @@ def test_every_answer_has_the_bits_of_being_alone(models, which, workload):
     for record in records:
         assert from_json(StepRecord, to_json(record), "line 1") == record
         pool = record.pool
-        tables = [block for sequence in record.running for block in sequence.block_table]
+        tables = [block for sequence in record.running for block in held(sequence.block_table)]
         assert pool.references == [tables.count(block) for block in range(config.num_blocks)]
         assert pool.num_held + pool.num_cached + pool.num_free == config.num_blocks
         assert record.num_tokens <= config.max_batch_tokens
@@ -250,11 +271,44 @@ def test_hundreds_of_preemptions_lose_nothing_and_keep_nothing(models):
             num_preempted += len(record.preempted)
         assert num_preempted > 100
         assert engine.kv_cache.blocks.num_held == 0
-        assert len(engine.kv_cache.blocks._index) == engine.kv_cache.blocks.num_cached
+        assert len(engine.kv_cache.blocks.prefixes) == engine.kv_cache.blocks.num_cached
         assert not engine._requests
         assert not engine.scheduler.waiting._heap
     for request_id, (prompt, params) in requests.items():
         assert answers.of(request_id, 0) == model.alone(prompt, params)
+
+
+@pytest.mark.parametrize("prompt_length", [1, 40])
+def test_behind_a_window_texts_pass_that_are_many_times_the_pool(models, prompt_length):
+    """Eight times as long as all blocks are together; a model that looks at all of it would be refused."""
+    model, config = models[3], EngineConfig(block_size=2, num_blocks=4, max_batch_tokens=4, max_sequences=2)
+    params = SamplingParams(max_tokens=64 - prompt_length, temperature=1, seed=1, logprobs=True, ignore_eos=True)
+    prompt, answers = [3, 4, 5, 6, 4, 4, 3] * 6, Answers()
+    engine = model.engine(config)
+    engine.listeners.append(answers.push)
+    engine.add_request(prompt[:prompt_length], params, request_id="long")
+    most = 0
+    while engine.has_unfinished:
+        record = engine.step()
+        spoil(engine.kv_cache)
+        most = max(most, record.pool.num_held)
+    assert most <= 4
+    assert held(record.running[0].block_table) == record.running[0].block_table[-2:]
+    assert answers.of("long", 0) == model.alone(prompt[:prompt_length], params)
+    with pytest.raises(
+        RequestError, match="fill 63 positions, which takes 32 blocks of 2, but the pool has 4: shorten"
+    ):
+        models[1].engine(config).add_request(prompt[:prompt_length], params)
+    wider = "takes 8 blocks of 2 at once, with a window of 12 and max_batch_tokens of 4, .* 4: lower max_batch_tokens"
+    with pytest.raises(RequestError, match=wider):
+        models[5].engine(config).add_request(prompt[:prompt_length], params)
+
+
+def test_a_scheduler_with_another_window_than_the_model_s_is_refused(models):
+    cache = KVCache(models[0].transformer.config, 4)
+    scheduler = EngineConfig().scheduler(cache.blocks, window=3)
+    with pytest.raises(ValueError, match="the scheduler's window is 3, but the model's is None"):
+        Engine(models[0].transformer, cache, scheduler)
 
 
 # --- one request's failure, and everybody's ------------------------------------------------------------------------

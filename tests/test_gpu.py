@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_ops import as_bfloat16, assert_close, paged_case, quantized, randoms, scale_of_product, seeds, ways
+from test_ops import (
+    as_bfloat16,
+    assert_close,
+    given_back,
+    paged_case,
+    quantized,
+    randoms,
+    scale_of_product,
+    seeds,
+    ways,
+)
 from tiny_models import CONFIGS, random_weights
 
 from minillm import LLM, SamplingParams
@@ -129,7 +139,7 @@ attention_shapes = {
 @given(**attention_shapes)
 def test_attention_over_blocks(ops, seed, lengths, kv_heads, group, head_dim, block_size, dtype, how):
     *case, sequences = paged_case(seed, *zip(*lengths, strict=True), kv_heads, group, head_dim, block_size, dtype)
-    queries, keys, values, layer, positions, starts, tables = case
+    queries, keys, values, layer, positions, starts, tables = given_back(case, how[1])
     there = put(ops, queries, keys, values)
     attended = ops.to_numpy(ops.attention(*there, layer, positions, starts, tables, *how))
     exact = queries.astype(np.float64), keys.astype(np.float64), values.astype(np.float64)

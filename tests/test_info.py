@@ -14,7 +14,17 @@ from rich.console import Console
 
 from minillm import cli
 from minillm.checkpoints import open_checkpoint
-from minillm.info import Memory, contexts, count_parameters, find_memory, memory, sequences_that_fit, tensor_groups
+from minillm.engine import EngineConfig
+from minillm.info import (
+    Memory,
+    contexts,
+    count_parameters,
+    find_memory,
+    memory,
+    positions_held,
+    sequences_that_fit,
+    tensor_groups,
+)
 from minillm.info.report import BYTES_PER_NUMBER, format_bytes, show
 from minillm.kv_cache import KVCache
 from minillm.ops import backend
@@ -184,6 +194,29 @@ def test_contexts_grow_to_the_longest(longest):
     assert lengths == sorted(set(lengths))
     assert lengths[-1] == longest
     assert len(lengths) < 10
+
+
+@given(st.integers(1, 20_000), st.integers(1, 5000), st.integers(1, 40), st.integers(1, 600))
+def test_behind_a_window_no_more_is_held_than_the_window_and_a_step_take(context, reach, size, budget):
+    """Wherever in a block the window of the step's first token begins."""
+    engine, seen = EngineConfig(block_size=size, max_batch_tokens=budget), reach - 1 + budget
+    spanned = max((start + seen - 1) // size - start // size + 1 for start in range(size))
+    assert positions_held(context, reach, engine) == min(context, spanned * size)
+    assert positions_held(context, None, engine) == context
+
+
+def test_a_model_of_windows_says_what_a_sequence_holds(tmp_path, capsys):
+    windows = {"sliding_window": 100, "max_position_embeddings": 4096}
+    random_model(transformers.MistralConfig(**TINY | windows)).save_pretrained(tmp_path)
+    assert open_checkpoint(tmp_path).config.reach == 100
+    assert cli.main(["info", str(tmp_path), "--memory", "0.5"]) == 0
+    out, _ = capsys.readouterr()
+    assert "4,096 positions; the last 100 in 2 of 2 layers" in out
+    assert "No layer sees more than the last 100 positions, so no sequence holds more than 640." in out
+    rows = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in out.splitlines() if "|" in line]
+    by_context = {row[0]: row[1:] for row in rows}
+    assert by_context["4,096"] == by_context["1,024"]  # 640 positions of 2 layers' 2 keys and 2 values of 16
+    assert by_context["4,096"][0] == format_bytes(640 * 2 * 2 * 2 * 16 * 4)
 
 
 @given(st.integers(-(10**12), 10**12), st.integers(1, 10**6), st.integers(1, 10**6))

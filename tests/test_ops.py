@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba.core.dispatcher import Dispatcher
 
+from minillm.blocks import GIVEN_BACK
 from minillm.ops import BACKENDS, backend, gpu, jit, reference
 from minillm.ops.jit import halves
 from minillm.ops.jit.tiles import joined
@@ -257,6 +258,17 @@ def paged_case(seed, lengths, chunk_lengths, kv_heads, group, head_dim, block_si
     return queries, keys, values, layer, np.array(positions, np.int32), starts, tables, sequences
 
 
+def given_back(case, window):
+    """The case without the blocks behind each sequence's window: whoever looks for one reads what is no number."""
+    queries, keys, values, layer, positions, starts, tables = case
+    keys, values = (np.concatenate([blocks, np.full_like(blocks[:1], np.nan)]) for blocks in (keys, values))
+    tables = tables.copy()
+    for row, start in enumerate(starts[:-1]):
+        behind = 0 if window is None else max(0, positions[start] - window + 1)
+        tables[row, : behind // keys.shape[-1]] = GIVEN_BACK
+    return queries, keys, values, layer, positions, starts, tables
+
+
 # Short ones of any chunk; and long ones, across the kernels' tiles and splits of the keys, of a few queries.
 short_lengths = st.integers(1, 70).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n)))
 long_lengths = st.tuples(st.sampled_from([127, 128, 129, 511, 512, 513, 1024, 1025, 1100]), st.integers(1, 20))
@@ -296,7 +308,9 @@ def test_attention_over_blocks(ops, seed, lengths, kv_heads, group, head_dim, bl
             scores = soft_cap * torch.tanh(scores / soft_cap)
         expected.append((torch.softmax(scores.masked_fill(~mask, -torch.inf), -1) @ v).transpose(0, 1))
     largest = max(np.abs(v).max() for _, v in sequences)
-    assert_close(ops.attention(*arguments, *how), torch.cat(expected), scale=largest)
+    attended = ops.attention(*arguments, *how)
+    assert_close(attended, torch.cat(expected), scale=largest)
+    np.testing.assert_array_equal(ops.attention(*given_back(arguments, window), *how), attended)
 
 
 @settings(max_examples=30)
@@ -316,6 +330,12 @@ def test_attention_scores_over_blocks(ops, seed, lengths, kv_heads, group, head_
     finite = np.isfinite(scores)
     assert_close(scores[finite], expected[finite])
     np.testing.assert_allclose(ops.softmax(scores), torch.softmax(expected, -1), atol=2e-5)
+    for window in (1, 9):
+        queries, keys, _, *where = given_back(arguments, window)
+        seen = np.arange(scores.shape[2])[None, :] > positions[:, None] - window
+        within = ops.attention_scores(queries, keys, *where, None, window)
+        np.testing.assert_array_equal(np.isfinite(within), np.isfinite(scores) & seen[:, None, :])
+        assert_close(within[np.isfinite(within)], scores[np.isfinite(within)])
 
 
 @given(seed=seeds, tokens=st.integers(1, 9), block_size=st.sampled_from([1, 4, 16]), dtype=dtypes)

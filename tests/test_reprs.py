@@ -10,11 +10,15 @@ from hypothesis import strategies as st
 
 from minillm import LLM, EngineConfig, SamplingParams
 from minillm.batch import Batch
+from minillm.blocks import GIVEN_BACK
 from minillm.checkpoints import open_checkpoint
 from minillm.ops import jit
+from minillm.plan import ScheduledChunk
 from minillm.quantization import quantize
 from minillm.sampling import sample
-from minillm.short import MOST, few
+from minillm.sequence import Sequence
+from minillm.short import MOST, few, few_blocks
+from minillm.trace import ChunkRecord
 from minillm.weights import Linear
 
 LONGEST = 300  # characters
@@ -77,6 +81,16 @@ def test_a_compiled_backends_matrix_says_how_it_is_kept():
         assert matrix.shape == (96, 64)
         assert repr(matrix) == f"TiledMatrix(96 x 64, {kept}, {jit.num_bytes(matrix) / 1e6:.1f} MB)"
         assert repr(Linear(matrix, np.zeros(96, np.float32))) == "Linear(64 -> 96, with bias)"
+
+
+def test_tables_behind_a_window_say_what_is_gone():
+    table = [GIVEN_BACK] * 300 + list(range(20, 29))
+    sequence = Sequence([1] * 600, 600, "a", num_computed=599, block_table=table)
+    assert repr(sequence) == "Sequence(a: 600 prompt + 0 generated tokens, 599 computed, 9 blocks)"
+    said = "blocks 300 given back, then 20 21 22 23 24 25 26 27 and 1 more"
+    assert f", decode, 1 to sample, {said})" in repr(ScheduledChunk(sequence, 599, [1], table, False, 1))
+    assert f", decode, {said}, nothing" in repr(ChunkRecord("a", 0, "decode", 599, [1], table))
+    assert few_blocks([GIVEN_BACK]) == "1 given back"
 
 
 @given(st.lists(st.integers(0, 99), max_size=30))

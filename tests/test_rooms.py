@@ -20,11 +20,12 @@ MAY_USE = {
     "rope": {"config"},
     "weights": {"config"},
     "ops": {"quantization"},
-    "short": set(),
+    "short": {"blocks"},
     "probe": set(),
-    "batch": {"plan", "short"},
-    "blocks": set(),
-    "sequence": set(),
+    "batch": {"blocks", "plan", "short"},
+    "prefix_index": set(),
+    "blocks": {"prefix_index"},
+    "sequence": {"blocks", "prefix_index"},
     "waiting": {"sequence"},
     "plan": {"sequence", "short"},
     "scheduler": {"blocks", "checks", "plan", "sequence", "waiting"},
@@ -36,7 +37,7 @@ MAY_USE = {
     "tokenizer": set(),
     "checkpoints": {"config", "quantization", "rope", "tokenizer"},
     "catalog": set(),
-    "trace": {"roofline", "short"},
+    "trace": {"blocks", "roofline", "short"},
     "outputs": {"sampling", "trace"},
     "engine": {
         "batch",
@@ -54,13 +55,24 @@ MAY_USE = {
         "trace",
         "transformer",
     },
-    "info": {"catalog", "checkpoints", "config", "kv_cache", "ops", "quantization", "roofline", "tokenizer"},
+    "info": {
+        "blocks",
+        "catalog",
+        "checkpoints",
+        "config",
+        "engine",
+        "kv_cache",
+        "ops",
+        "quantization",
+        "roofline",
+        "tokenizer",
+    },
     "view": {"roofline", "trace"},
     "plots": {"roofline", "trace"},
 }
 # These stand on top and may use whatever they need, but not each other's betters.
 FRONT = {"llm": {"cli", "bench"}, "bench": {"cli"}, "cli": set(), "": {"cli", "bench"}}  # room -> what it may not use
-INTEGERS_ONLY = {"sequence", "blocks", "waiting", "plan", "scheduler", "short"}
+INTEGERS_ONLY = {"sequence", "blocks", "prefix_index", "waiting", "plan", "scheduler", "short"}
 ARRAY_LIBRARIES = {"numpy", "numba", "torch", "cupy"}
 CORE = {"numpy", "numba", "tokenizers", "rich", "jinja2", "huggingface_hub"}
 # What an extra brings, and the one module that may use it. The engines are run, each in a process of its own, and never

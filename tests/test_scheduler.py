@@ -1,5 +1,6 @@
 """The scheduler against a model of paper: whatever the policy, every text is what it would be alone."""
 
+import random
 import zlib
 from itertools import count
 
@@ -9,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from minillm import RequestError
-from minillm.blocks import BlockAllocator
-from minillm.scheduler import ADMISSIONS, POLICIES, Sampled, Scheduler
+from minillm.blocks import GIVEN_BACK, BlockAllocator, held
+from minillm.scheduler import ADMISSIONS, POLICIES, Sampled, Scheduler, StepPlan
 from minillm.sequence import Sequence
 from minillm.waiting import WaitingQueue
 
@@ -22,17 +23,17 @@ def next_token(tokens, completion):
     return zlib.crc32(bytes([*tokens, 0, completion])) % 5
 
 
-def alone(prompt, max_tokens, completion):
+def alone(prompt, max_tokens, completion, end=END):
     """The answer of a request that has the machine to itself."""
     tokens = list(prompt)
-    while len(tokens) < len(prompt) + max_tokens and (len(tokens) == len(prompt) or tokens[-1] != END):
+    while len(tokens) < len(prompt) + max_tokens and (len(tokens) == len(prompt) or tokens[-1] != end):
         tokens.append(next_token(tokens, completion))
     return tokens
 
 
 class Paper:
     """Carries out plans. Its memory holds, at every position of a block, the text up to there; and it reads it back,
-    through the block table, as attention does."""
+    through the block table, as attention does: behind a window it looks at nothing."""
 
     def __init__(self, scheduler, end=END):
         self.scheduler, self.end, self.memory = scheduler, end, {}
@@ -56,7 +57,8 @@ class Paper:
             for position in range(chunk.start, chunk.stop):
                 self.memory[chunk.block_table[position // size], position % size] = text[: position + 1]
         for chunk, text in zip(plan.chunks, texts, strict=True):
-            for position in range(chunk.stop):
+            window = self.scheduler.window
+            for position in range(0 if window is None else max(0, chunk.start - window + 1), chunk.stop):
                 assert self.memory[chunk.block_table[position // size], position % size] == text[: position + 1]
         self.scheduler.commit(plan, [self.sample(chunk) for chunk in plan.chunks])
         for finished in plan.finished:
@@ -94,6 +96,25 @@ class Paper:
         assert (f"{plan.num_tokens} tokens" in repr(plan)) == bool(plan.chunks)
 
 
+def most_blocks(scheduler, positions):
+    """What so many positions take; with a window not more than its own and a step's, wherever they begin."""
+    size, window = scheduler.blocks.block_size, scheduler.window
+    at_once = positions if window is None else window - 1 + scheduler.max_batch_tokens
+    return min((positions - 1) // size + 1, max((start + at_once - 1) // size + 1 for start in range(size)))
+
+
+def check_tables(scheduler):
+    """Between steps: they name what queries to come can reach, and nothing else."""
+    size, window = scheduler.blocks.block_size, scheduler.window
+    for sequence in scheduler.running:
+        table, next_one = sequence.block_table, sequence.num_computed
+        hidden = 0 if window is None else max(0, next_one - window + 1) // size
+        assert table[:hidden] == [GIVEN_BACK] * hidden
+        assert GIVEN_BACK not in table[hidden:]
+        assert len(table) * size >= next_one
+        assert len(held(table)) <= most_blocks(scheduler, sequence.most_positions)
+
+
 class Serving(RuleBasedStateMachine):
     """Requests come, are aborted, steps are taken or fail; at the end all that were left are answered."""
 
@@ -106,22 +127,23 @@ class Serving(RuleBasedStateMachine):
         admission=st.sampled_from(ADMISSIONS),
         watermark=st.sampled_from([0.0, 0.1, 0.6]),
         prefix_caching=st.booleans(),
+        window=st.none() | st.integers(1, 10),
     )
     def make(self, num_blocks, block_size, **options):
         self.scheduler = Scheduler(BlockAllocator(num_blocks, block_size), **options)
         self.paper, self.requests, self.ids = Paper(self.scheduler), {}, count()
 
     @rule(
-        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=12),
-        max_tokens=st.integers(1, 8),
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=12) | st.lists(st.just(0), min_size=1, max_size=24),
+        max_tokens=st.integers(1, 8) | st.integers(1, 30),
         num_forks=st.integers(1, 3),
         priority=st.integers(-1, 1),
     )
     def add(self, prompt, max_tokens, num_forks, priority):
         request_id = f"r{next(self.ids)}"
         sequence = Sequence.of(request_id, prompt, max_tokens, num_forks=num_forks, priority=priority)
-        blocks, positions = self.scheduler.blocks, len(prompt) + max_tokens - 1
-        fits = positions <= blocks.num_blocks * blocks.block_size
+        blocks = self.scheduler.blocks
+        fits = most_blocks(self.scheduler, len(prompt) + max_tokens - 1) <= blocks.num_blocks
         if fits and num_forks <= self.scheduler.max_sequences:
             self.scheduler.add(sequence)
             self.requests[request_id] = (prompt, max_tokens, num_forks)
@@ -136,6 +158,10 @@ class Serving(RuleBasedStateMachine):
     def step(self, steps):
         for _ in range(steps):
             self.paper.step()
+
+    @rule()
+    def forget(self):
+        self.scheduler.blocks.forget()
 
     @rule()
     def a_step_fails(self):
@@ -161,11 +187,15 @@ class Serving(RuleBasedStateMachine):
     @invariant()
     def every_block_is_accounted_for(self):
         blocks, running = self.scheduler.blocks, self.scheduler.running
-        named = [block for sequence in running for block in sequence.block_table]
+        named = [block for sequence in running for block in held(sequence.block_table)]
         assert blocks.references == [named.count(block) for block in range(blocks.num_blocks)]
         assert blocks.num_free + blocks.num_cached + blocks.num_held == blocks.num_blocks
         assert set(blocks._free) | set(blocks.cached) | set(named) == set(range(blocks.num_blocks))
         assert self.scheduler.prefix_caching or blocks.num_cached == 0
+
+    @invariant()
+    def tables_name_what_can_be_reached(self):
+        check_tables(self.scheduler)
 
     @invariant()
     def every_sequence_is_in_one_queue(self):
@@ -197,6 +227,78 @@ class Serving(RuleBasedStateMachine):
 
 TestServing = Serving.TestCase
 TestServing.settings = settings(max_examples=200, stateful_step_count=30)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_behind_windows_a_pool_that_is_hardly_enough_for_one_serves_many(policy):
+    """Steps fail, too, after which those admitted first may be behind others: they take what those had in this step."""
+    drawn = random.Random(0)
+    preempted_in_prefill = 0
+    for _ in range(80):
+        size, window, budget = drawn.randint(1, 3), drawn.randint(1, 9), drawn.randint(1, 6)
+        scheduler = Scheduler(
+            BlockAllocator((window + budget - 3) // size + 2 + drawn.randint(0, 4), size),
+            policy=policy,
+            max_batch_tokens=budget,
+            max_sequences=drawn.randint(3, 8),
+            watermark=0,
+            window=window,
+        )
+        paper, requests = Paper(scheduler), {}
+        assert scheduler.most_blocks(100) == most_blocks(scheduler, 100)
+        for number in range(8):
+            prompt = [int(drawn.random() < 0.02) for _ in range(drawn.randint(1, 40))]
+            requests[f"r{number}"] = prompt, drawn.randint(1, 30), drawn.randint(1, 3)
+            scheduler.add(Sequence.of(f"r{number}", *requests[f"r{number}"][:2], num_forks=requests[f"r{number}"][2]))
+        steps = 0
+        while scheduler.has_unfinished:
+            if drawn.random() < 0.1:
+                scheduler.abandon(scheduler.schedule())
+            plan = paper.step()
+            check_tables(scheduler)
+            preempted_in_prefill += sum(p.num_computed < p.sequence.prefill_end for p in plan.preempted)
+            steps += 1
+            assert steps < 3000
+        for request_id, (prompt, max_tokens, num_forks) in requests.items():
+            for completion in range(num_forks):
+                assert paper.answers[request_id, completion] == alone(prompt, max_tokens, completion)
+        assert scheduler.blocks.num_held == 0
+    assert preempted_in_prefill > 20
+
+
+def test_who_makes_way_for_a_prompt_gives_up_what_the_step_had_for_it():
+    """The first starts over while the second decodes: its prompt then comes after the second's decode in the plan."""
+    scheduler = Scheduler(BlockAllocator(16, 1), max_batch_tokens=4, prefix_caching=False, watermark=0, window=8)
+    paper = Paper(scheduler, end=None)
+    requests = {"first": ([0] * 40, 20), "second": ([1], 20)}
+    for name, (prompt, max_tokens) in requests.items():
+        scheduler.add(Sequence.of(name, prompt, max_tokens))
+    while len(scheduler.running) < 2 or scheduler.running[1].in_prefill:
+        paper.step()
+    plan = scheduler.schedule()
+    assert [chunk.is_prefill for chunk in plan.chunks] == [False, False]
+    scheduler.abandon(StepPlan(plan.chunks[:1]))
+    while not plan.preempted:
+        plan = paper.step()
+    assert [preempted.sequence.name for preempted in plan.preempted] == ["second"]
+    assert [(chunk.sequence.name, chunk.is_prefill) for chunk in plan.chunks] == [("first", True)]
+    assert plan.num_tokens == len(plan.chunks[0].token_ids)
+    while scheduler.has_unfinished:
+        paper.step()
+    for name, (prompt, max_tokens) in requests.items():
+        assert paper.answers[name, 0] == alone(prompt, max_tokens, 0, end=None)
+
+
+def test_a_chunk_that_is_withdrawn_takes_its_copies_along():
+    plan, sequences = StepPlan(copies=[(7, 1), (7, 2)]), []
+    for name, table in (("a", [0, 1]), ("b", [GIVEN_BACK, 2])):
+        sequences.append(Sequence.of(name, [3] * 4, 1))
+        sequences[-1].block_table = table
+        plan.advance(sequences[-1], 4, is_prefill=True)
+    plan.withdraw(sequences[1])
+    assert ([chunk.sequence.name for chunk in plan.chunks], plan.num_tokens, plan.copies) == (["a"], 4, [(7, 1)])
+    plan.withdraw(sequences[1])
+    assert plan.num_tokens == 4
 
 
 def serve(scheduler, requests):

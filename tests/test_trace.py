@@ -36,7 +36,8 @@ names = st.text(max_size=5)
 counts = st.integers(0, 100)
 numbers = st.floats(0, 1e6)
 blocks = st.integers(0, N - 1)
-tables = st.lists(blocks, max_size=4)
+held = st.lists(blocks, max_size=4)
+tables = st.builds(list.__add__, st.lists(st.just(-1), max_size=3), held)  # the first may have been given back
 tokens = st.builds(SampledToken, counts, counts, names, st.none() | st.floats(-50, 0), st.none() | names)
 chunks = st.builds(
     ChunkRecord,
@@ -57,7 +58,7 @@ def pools(draw, running):
     references = [sum(sequence.block_table.count(block) for sequence in running) for block in range(N)]
     cached = [block for block, count in enumerate(references) if count == 0 and draw(st.booleans())]
     copies = st.builds(BlockCopy, blocks, blocks)
-    return PoolState(references, cached, draw(tables), draw(st.lists(copies, max_size=2)))
+    return PoolState(references, cached, draw(held), draw(st.lists(copies, max_size=2)))
 
 
 def few(strategy):
@@ -203,6 +204,13 @@ def test_a_field_changed_by_hand_is_named_or_harmless(path, trace, data):
         (lambda s: s["pool"].update(cached=[3, N]), "line 2: blocks are 0 to 7, but it names 8"),
         (lambda s: s["pool"].update(references=[0] * 10_000), "line 2: 10000 blocks, but the header has 8"),
         (lambda s: s["pool"].update(cached=[2, 1]), "line 2: a cached block is held as well"),
+        (lambda s: s["pool"].update(cached=[-1]), "line 2: blocks are 0 to 7, but it names -1"),
+        (
+            lambda s: s["running"][0].update(block_table=[-1, 0, -1, 1]),
+            "line 2: a block table names block 0 before one given back \(-1\); those come first",
+        ),
+        (lambda s: s["running"][0].update(block_table=[-2, 0, 1]), "line 2: blocks are 0 to 7, but it names -2"),
+        (lambda s: s["running"][0].update(block_table=[-1, 1]), "line 2: block 0 has 1 references, but 0 tables name"),
         (lambda s: s["pool"].update(evicted=[-1]), "line 2: blocks are 0 to 7, but it names -1"),
         (lambda s: s["pool"].update(copies=[{"source": 1, "target": N}]), "line 2: blocks are 0 to 7, but it names 8"),
         (lambda s: s["pool"].update(references=[1, 2, 0, 1] + [0] * 4), "line 2: block 3 has 1 references, but 0"),
@@ -231,14 +239,14 @@ def test_what_cannot_be(path, change, message):
 def test_what_is_no_trace(path):
     header = next(Trace(FACTS).lines())
     step = '{"step": 0}'
-    other = header.replace('"minillm_trace": 2', '"minillm_trace": 1')
+    other = header.replace('"minillm_trace": 3', '"minillm_trace": 1')
     for text, message in (
         ("", "line 1 is missing: the file is empty"),
         (step + "\n", "line 1 is no trace's header"),
         ("TIMESTAMP,ContextTokens\n", "line 1 is not JSON"),
         ("[1]\n", "line 1 holds a JSON list; wanted an object"),
-        (other + "\n", "line 1: a trace of version 1, but this minillm reads version 2"),
-        ('{"minillm_trace": 2}\n', "line 1, run is None; wanted an object with model"),
+        (other + "\n", "line 1: a trace of version 1, but this minillm reads version 3"),
+        ('{"minillm_trace": 3}\n', "line 1, run is None; wanted an object with model"),
         (
             header.replace('"max_sequences": 4', '"max_sequences": 0') + "\n",
             "line 1, run, max_sequences is 0; wanted 1",

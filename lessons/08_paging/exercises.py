@@ -1,6 +1,6 @@
 """Lesson 8's exercises. `pytest lessons/08_paging` tells you whether they are right.
 
-Each is a method of `minillm.blocks.BlockAllocator`, so `self` is one. Its own small helpers are there to be used:
+`extend` and `own` are methods of `minillm.blocks.BlockAllocator`, so `self` is one. Its own small helpers can be used:
 
 self.block_size, self.num_available: positions in a block; blocks that can be handed out.
 self.blocks_for(num_tokens): how many blocks hold so many positions.
@@ -11,10 +11,11 @@ self._give_back(block): one owner fewer.
 from collections.abc import Sequence
 
 from minillm.blocks import BlockAllocator
+from minillm.prefix_index import Node, PrefixIndex
 
 ANSWERS = {
     "extend": "minillm.blocks.BlockAllocator.extend",
-    "find": "minillm.blocks.BlockAllocator.find",
+    "follow": "minillm.prefix_index.PrefixIndex.follow",
     "own": "minillm.blocks.BlockAllocator.own",
 }
 
@@ -28,11 +29,11 @@ def extend(self: BlockAllocator, block_table: list[int], num_tokens: int) -> lis
     raise NotImplementedError("your turn")
 
 
-def find(self: BlockAllocator, token_ids: Sequence[int]) -> list[int]:
-    """The blocks that hold the longest known beginning of `token_ids`, in order. Nothing is taken or changed.
+def follow(self: PrefixIndex, token_ids: Sequence[int]) -> list[Node]:
+    """The nodes on the way down the tree that `token_ids` spell, as far as it is known; the root first.
 
-    `self._index` is a dict: its keys are pairs of the block before (-1 for a first one) and a tuple of the
-    `self.block_size` tokens in the block; its values are blocks. Only whole blocks can be found.
+    `self.root` is the node of no tokens at all. `node.children` is a dict: its keys are tuples of `self.block_size`
+    tokens, those of one block, and its values are the nodes behind this one. Only whole blocks can be found.
     """
     raise NotImplementedError("your turn")
 

@@ -5,18 +5,22 @@
 #
 # Lesson 7 filled the batch until memory was full. So whoever wastes memory wastes seats. We first count how much of it
 # is lost when every request gets one unbroken stretch, then cut memory into blocks and count again. Once tables say
-# where a text lies, two tables may name the same block: what one user has computed, another need not. That takes an
-# index of what is known, a rule for what to forget, and some care about who may write where.
+# where a text lies, two may name the same block: what one user has computed, another need not. That takes an index of
+# what is known, a rule for what to forget, and some care about who may write where.
 
 # %%
+from dataclasses import replace
+
 import numpy as np
 
 from minillm import LLM, Engine, EngineConfig, SamplingParams
 from minillm.blocks import BlockAllocator
+from minillm.checkpoints import open_checkpoint
 from minillm.kv_cache import KVCache
 from minillm.scheduler import Sampled, Scheduler
 from minillm.sequence import Sequence
 from minillm.trace import Trace, request_metrics
+from minillm.transformer import Transformer
 
 llm = LLM()
 
@@ -106,16 +110,14 @@ print(head, *(row(*item) for item in results.items()), sep="\n")
 # 2023](https://arxiv.org/abs/2309.06180) found in the systems of their day: 20 to 38 %. Most of it is reserved for
 # lengths that hardly anyone reaches. Yet the third line is the one to look at. Even an oracle, who reserves not one
 # position too many, leaves a quarter unused: part of it waits for tokens to come, and part is *holes* between
-# stretches, each too short for whoever is next in the queue. This is *fragmentation*, and no foresight helps against
-# it.
+# stretches, each too short for whoever is next. This is *fragmentation*, and no foresight helps against it.
 #
 # ## Blocks
 #
 # Operating systems had this trouble in the sixties, and solved it with pages: cut memory into pieces of one size, and
 # let a table say which pieces, in which order, make up what a program takes for one stretch. A sequence's *block table*
-# is just that (lesson 4 showed how attention reads through it). A free block is as good as any other, so there are no
-# holes; a sequence takes the next only when it has filled the last, so nothing is reserved. In minillm, this is all it
-# takes to grow:
+# is just that (lesson 4). A free block is as good as any other, so there are no holes; a sequence takes the next only
+# when it has filled the last, so nothing is reserved. In minillm, this is all it takes to grow:
 #
 # {{ source: minillm.blocks.BlockAllocator.extend }}
 #
@@ -149,41 +151,34 @@ results["blocks of 16"] = by_size[16][0]
 # %%
 if plt:
     figure, axes = plt.subplots(figsize=(8, 3.2), num="where-memory-goes", layout="constrained")
-    left = np.zeros(len(results))
-    parts = zip(("tokens", "to come", "never used", "holes"), ("#0072B2", "#56B4E9", "#D55E00", "#DDDDDD"), strict=True)
-    for index, (label, colour) in enumerate(parts):
-        width = np.array([result[index] / pool for result in results.values()])
-        axes.barh(list(results), width, left=left, color=colour, label=label)
-        left += width
+    shares = np.array([result[:4] / pool for result in results.values()]).T
+    labels, colours = ("tokens", "to come", "never used", "holes"), ("#0072B2", "#56B4E9", "#D55E00", "#DDDDDD")
+    for label, colour, share, end in zip(labels, colours, shares, shares.cumsum(axis=0), strict=True):
+        axes.barh(list(results), share, left=end - share, color=colour, label=label)
     axes.invert_yaxis()
-    axes.set(xlabel="share of the memory, on average", xlim=(0, 1))
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.set(xlabel="share of the memory, on average", xlim=(0, 1), title="What memory is filled with")
     figure.legend(frameon=False, ncols=4, loc="outside lower center")
-    axes.set_title("What memory is filled with, by what each request is given")
 
 # %% [markdown]
 # From 29 % to 97 %, and from 12 seats to 40, on the same memory. What is left unused is the end of everyone's last
-# block, half a block on average, and 1 % that the scheduler keeps as a reserve, so that those who run find blocks to
-# grow into. The column on the right is the price of not reserving: now and then memory *is* full, and somebody has to
-# give their blocks back and start over. It happens a few times in 400 requests; how it is done is lesson 9.
+# block, half a block on average, and 1 % that the scheduler keeps as a reserve. The column on the right is the price of
+# not reserving: now and then memory *is* full, and somebody has to give their blocks back and start over (lesson 9).
 #
-# Why not blocks of one token? Nothing would be wasted. But whatever is done for a block (looking it up in attention,
-# finding it, counting its owners) would be done for every token. At 1,024 we are on the way back to stretches. Most
-# systems take 16 to 64.
+# Why not blocks of one token? Nothing would be wasted, but all that is done for a block (looking it up in attention,
+# counting its owners) would be done for every token. Most systems take 16 to 64.
 #
 # ## Watch it happen
 #
-# Now with the model: three requests in a pool of 16 blocks of 4 positions, and a letter for every block that each
-# holds.
+# Now with the model: three requests in a pool of 16 blocks of 4 positions, and a letter for every block that each has.
 
 # %%
 
 
-def new_engine(**options):
-    """An engine around the same model, with a memory and a scheduler of its own, and the trace of what it does."""
+def new_engine(model=llm.transformer, **options):
+    """An engine around a model, with a memory and a scheduler of its own, and the trace of what it does."""
     options = EngineConfig(**{"num_blocks": 256} | options)
-    cache = KVCache(llm.config, options.num_blocks, options.block_size)
-    engine = Engine(llm.transformer, cache, options.scheduler(cache.blocks), tokenizer=llm.tokenizer)
+    cache = KVCache(model.config, options.num_blocks, options.block_size)
+    engine = Engine(model, cache, options.scheduler(cache.blocks, model.config.reach), tokenizer=llm.tokenizer)
     trace = Trace(engine.facts)
     engine.listeners.append(trace.append)
     return engine, trace
@@ -211,22 +206,20 @@ for name, length in (("A", 18), ("B", 5), ("C", 12)):
     engine.add_request(llm.encode(f"Dear {name}, thank you for"), params, request_id=name)
 run(engine)
 for record in trace.steps[::3]:
-    tables = {sequence.request_id: sequence.block_table for sequence in record.running}
-    print(f"step {record.step:2}  {pool_map(record)}  {tables}")
+    print(f"step {record.step:2}  {pool_map(record)} ", {s.request_id: s.block_table for s in record.running})
 
 # %% [markdown]
-# A's table has jumped over those of the others, and goes on in what B has left. Its keys lie all over memory, and it
-# does not notice.
+# A's table goes on in what B has left. Its keys lie all over memory, and it does not notice.
 #
 # ## Two tables, one block
 #
 # Much of what a chat service is sent, it has been sent before: the system prompt, the document, everything said so far.
 # Keys and values depend on nothing but the text up to their token (lesson 4). So a *full* block can serve every
-# sequence that begins with the same text, if only it can be found. minillm keeps an index of full blocks by content.
-# The content of a block is its own tokens *and the block that it follows*, so that a chain of entries spells a whole
-# beginning:
+# sequence that begins with the same text, if only it can be found. minillm keeps an index of full blocks by content, a
+# tree: what a block holds is its own tokens *behind all that they follow*, so that the way down spells a beginning, and
+# each node on it says which block that lies in ([prefix_index.py](../../minillm/prefix_index.py)):
 #
-# {{ source: minillm.blocks.BlockAllocator.find }}
+# {{ source: minillm.prefix_index.PrefixIndex.follow }}
 #
 # A system prompt, and four questions one after another. The first computes all of it:
 
@@ -254,7 +247,6 @@ for request in metrics.values():
 # %% tags=["timing"]
 first, *later = (request.ttft for request in metrics.values())
 print(f"time to the first token: {1000 * first:.0f} ms, later", *(f"{1000 * ttft:.0f}" for ttft in later), "ms")
-print(f"the last takes {later[-1] / first:.0%} of the first")
 
 # %% [markdown]
 # Whole blocks only: the few tokens that two prompts share beyond the last full block are computed again. And are the
@@ -263,11 +255,7 @@ print(f"the last takes {later[-1] / first:.0%} of the first")
 
 # %%
 def answers_of(trace):
-    tokens = {}
-    for record in trace:
-        for chunk in record.chunks:
-            tokens.setdefault(chunk.request_id, []).extend((t.token_id, t.logprob) for t in chunk.sampled)
-    return tokens
+    return [(c.request_id, t.token_id, t.logprob) for record in trace for c in record.chunks for t in c.sampled]
 
 
 for options in ({"block_size": 4}, {"block_size": 64}, {"prefix_caching": False}):
@@ -280,8 +268,7 @@ for options in ({"block_size": 4}, {"block_size": 64}, {"prefix_caching": False}
 #
 # A block may be found once it has been computed, and not before. What if two people ask at the same moment? Both
 # compute everything; but when their blocks are full and turn out to be the same, the second table is pointed at the
-# first's block, and gives its own back (`publish`, in [blocks.py](../../minillm/blocks.py)). Watch the map. Two
-# questions come together, and two a step later:
+# first's block, and gives its own back. Two questions come together, and two a step later:
 
 # %%
 engine, trace = new_engine(num_blocks=64)
@@ -296,15 +283,13 @@ for step in (0, 1, 2, len(trace) - 1):
 
 # %% [markdown]
 # A and B have found nothing, for nothing was there. The step's budget (512 tokens) was enough for all of A's prompt and
-# half of B's. C and D come when A is done, find all they have in common with it, and compute six tokens each, in one
-# step with the rest of B's. As B's blocks fill up, they are given back: 44 held, then 36, then 25. In the end A has
-# left, and three conversations hold one system prompt (`*`), and each a block of its own.
+# half of B's. C and D come when A is done, find all they have in common with it, and compute six tokens each. As B's
+# blocks fill up, they are given back: 44 held, then 36, then 25. In the end three conversations hold one system prompt.
 #
 # ## Who may write?
 #
-# A shared block is full, so nobody has anything to write there. With one exception: three *completions* of one prompt
-# (`n=3`) share also its last block, which is not full, and each wants to put its own next token into it. So each first
-# gets a copy, except the last, who finds itself alone: *copy-on-write*.
+# A shared block is full, so nobody has to write there, but for one case: three *completions* of a prompt (`n=3`) share
+# its last block, too, and each has a next token to put there. Each gets a copy first, but the last: *copy-on-write*.
 
 # %%
 engine, trace = new_engine(num_blocks=24, block_size=4)
@@ -319,33 +304,33 @@ for record in trace.steps[:3]:
 # %% [markdown]
 # ## What to forget
 #
-# When a request ends, its blocks are not erased. They are *cached*: nobody holds them, but the index still finds them,
-# until somebody needs the room. Then whoever has not been used for the longest time goes first. How much memory is
-# worth keeping for that? It depends on what comes between two turns of the same conversation. 48 users with eight turns
-# each share a system prompt of 256 tokens; each turn adds 100 to 400 to their own history:
+# When a request ends, its blocks are *cached*: nobody holds them, but the index still finds them, until somebody needs
+# the room. Then whoever has not been used for the longest time goes first. How much is worth keeping? That depends on
+# what comes between two turns. 48 users share 256 tokens; each of their eight turns adds 100 to 400 of their own:
 
 # %%
-histories = [list(range(256)) for _ in range(48)]
-turns = {"one user after another": [], "all mixed": []}
-for user in np.repeat(np.arange(48), 8):
-    start = 1000 + 10_000 * int(user) + len(histories[user])  # so that no two users' tokens are the same
-    histories[user] = histories[user] + list(range(start, start + int(random.integers(100, 400))))
-    turns["one user after another"].append(histories[user])
-by_user = [turns["one user after another"][8 * user : 8 * user + 8] for user in range(48)]
-for user in random.permutation(np.repeat(np.arange(48), 8)):
-    turns["all mixed"].append(by_user[user].pop(0))  # each user's turns stay in order
+visits = [[] for _ in range(48)]  # by user, the prompts of each turn
+for user in range(48):
+    history = list(range(256))
+    for _ in range(8):
+        start = 1000 + 10_000 * user + len(history)  # so that no two users' tokens are the same
+        history = history + list(range(start, start + int(random.integers(100, 400))))
+        visits[user].append(history)
+turns = {"one user after another": [prompt for prompts in visits for prompt in prompts]}
+mixed = random.permutation(np.repeat(np.arange(48), 8))
+turns["all mixed"] = [visits[user].pop(0) for user in mixed]  # each user's turns stay in order
 
 
 def hit_rate(visits, num_blocks):
     """Share of all prompts' tokens found in a pool of blocks of 16, the requests coming one by one."""
     blocks, found = BlockAllocator(num_blocks, 16), 0
     for prompt in visits:
-        table = blocks.share(blocks.find(prompt[:-1]))
-        known, full = len(table), len(prompt) // 16
-        found += 16 * known
+        known, node = blocks.find(prompt[:-1])
+        table = blocks.share(known)
+        found += 16 * len(known)
         blocks.extend(table, len(prompt))
-        for index in range(known, full):
-            blocks.publish(table, index, prompt[16 * index : 16 * index + 16])
+        for index in range(len(known), len(prompt) // 16):
+            node = blocks.publish(table, index, prompt[16 * index : 16 * index + 16], node)
         blocks.shrink(table)
     return found / sum(map(len, visits))
 
@@ -356,45 +341,60 @@ print("blocks                ", *(f"{size:6}" for size in sizes))
 for order, values in rates.items():
     print(f"{order:22}", *(f"{value:6.0%}" for value in values))
 
+# %% [markdown]
+# If a user's next turn comes at once, a pool that holds one conversation finds all that can be found. If 47 others come
+# in between, all their histories must stay, and short of that, most memory is spent on remembering people who are about
+# to be forgotten. So an index alone is not enough: *where* a request is sent, and *when*, decides what it finds.
+#
+# ## What nobody looks at any more
+#
+# In some models a query sees only a *window*, the last few thousand positions, in every layer: Mistral 7B v0.1,
+# Phi-3-mini. There a sequence gives a block back while it runs, as soon as no query to come will see any of it. Its
+# table keeps its length, with -1 for what is gone, and how long a text can get is no longer a matter of memory:
+#
+# {{ source: minillm.scheduler.Scheduler._give_back }}
+#
+# A block holds the keys and values of *all* layers, so one layer without a window is enough to keep it. Here is our
+# model, as if it had been made to see 32 positions in all of its 30 layers; or in all but one.
+
 # %%
-if plt:
-    figure, axes = plt.subplots(figsize=(6.5, 3.6), num="hit-rate", layout="constrained")
-    for (order, values), colour, marker in zip(rates.items(), ("#009E73", "#0072B2"), "Do", strict=True):
-        axes.semilogx(sizes, values, marker=marker, color=colour, linewidth=2, label=order)
-    axes.set(xlabel="blocks in the pool", ylabel="prompt tokens found", ylim=(0, 1))
-    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
-    axes.minorticks_off()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=9)
-    axes.set_title("What a cache finds depends on what came in between")
+traces, tensors = {}, open_checkpoint(llm.path).tensors
+long = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True, logprobs=True)
+for name, num_layers, give_back in (("30 layers", 30, True), ("30, all kept", 30, False), ("29 layers", 29, True)):
+    config = replace(llm.config, sliding_window=32, window_layers=tuple(range(num_layers)))
+    model = Transformer(config, lambda tensor: tensors[tensor].read(), llm.ops)
+    engine, traces[name] = new_engine(model, num_blocks=32, block_size=8)
+    engine.scheduler.window = config.reach if give_back else None
+    engine.add_request(llm.encode("Once upon a time"), long)
+    run(engine)
+    held = (traces[name].steps[step].pool.num_held for step in (20, 60, 199))
+    print(f"{name:12}  blocks held in step 20, 60, 199:", *(f"{blocks:3}" for blocks in held))
+print("its table in step 60:", traces["30 layers"].steps[60].running[0].block_table)
+print("same tokens and bits:", answers_of(traces["30 layers"]) == answers_of(traces["30, all kept"]))
 
 # %% [markdown]
-# The same requests in another order. If a user's next turn comes at once, a pool that holds one conversation finds all
-# that can be found. If 47 others come in between, all their histories must stay, and short of that, most of the memory
-# is spent on remembering people who are about to be forgotten. So an index alone is not enough: *where* a request is
-# sent, and *when*, decides what it finds.
+# Five blocks for a window of 32, which seldom begins where a block does; 26 for the whole text, and not one fewer with
+# 29 of 30 layers. And what a prompt has in common with an older text can be found by the blocks at its end alone.
 #
 # ## What production systems do differently
 #
 # - **The index.** vLLM keys a block by a [hash of its tokens and its parent's
-#   hash](https://docs.vllm.ai/en/latest/design/prefix_caching/), which fits into a table shared by many processes; ours
-#   compares the tokens themselves. SGLang keeps a [radix tree](https://arxiv.org/abs/2312.07104), which finds prefixes
-#   of any length, and serves first who finds most.
+#   hash](https://docs.vllm.ai/en/latest/design/prefix_caching/), which fits into a table shared by many processes.
+#   SGLang's [radix tree](https://arxiv.org/abs/2312.07104) finds prefixes of any length, and who finds most is next.
+# - **A table for each kind of layer.** For Gemma 3, with windows in five layers of six, vLLM's [hybrid
+#   manager](https://docs.vllm.ai/en/latest/design/hybrid_kv_cache_manager/) keeps a table for each group of layers.
 # - **Page tables in hardware.** [vAttention](https://arxiv.org/abs/2405.04437) leaves the sequence in one stretch of
 #   *virtual* memory and lets the GPU's own page tables do the rest, so that attention kernels need know nothing of it.
 # - **More memory behind the memory.** What is evicted goes to the host's memory, a disk, or a machine next door:
-#   [Mooncake](https://arxiv.org/abs/2407.00079), lesson 13. A router that knows who has what sends a conversation
-#   there.
+#   [Mooncake](https://arxiv.org/abs/2407.00079), lesson 13. A router that knows who has what sends people there.
 # - **Walls.** A hit is quicker, and quicker can be measured: [Gu et al. 2025](https://arxiv.org/abs/2502.07776) found
 #   seven providers whose customers shared one cache, so that one could have learnt what another had asked. vLLM can add
-#   a [salt](https://docs.vllm.ai/en/latest/design/prefix_caching/) to the hashes; only those who have the same one
-#   share.
+#   a [salt](https://docs.vllm.ai/en/latest/design/prefix_caching/) to the hashes, for those who are to share.
 #
 # ## Exercises
 #
-# In [exercises.py](exercises.py); `pytest lessons/08_paging` tells you whether they are right. The answers to the first
-# two are quoted above.
+# In [exercises.py](exercises.py); `pytest lessons/08_paging` tells you whether they are right.
 #
 # 1. `extend`: blocks for a table that grows. All that it needs or, if there are too few, none.
-# 2. `find`: how much of a prompt is known, from a chain of blocks and what each follows.
+# 2. `follow`: how much of a prompt is known, down a tree of blocks that follow each other.
 # 3. `own`: a copy of a shared block before it is written, and one owner fewer for the original.

@@ -22,8 +22,9 @@ def allocator(exercises, monkeypatch):
 
 def publish(blocks, table, token_ids):
     """Let all full blocks of `token_ids`, which lie in `table`, be found."""
+    node = blocks.prefixes.root
     for index in range(len(token_ids) // B):
-        blocks.publish(table, index, token_ids[index * B : (index + 1) * B])
+        node = blocks.publish(table, index, token_ids[index * B : (index + 1) * B], node)
 
 
 def cached(num_blocks, token_ids):
@@ -76,44 +77,46 @@ def test_extend_says_what_it_evicted(exercises, monkeypatch):
     assert blocks.num_cached == 0
 
 
-# find
+# follow
 
 
-def find(exercises, blocks, token_ids):
-    before = repr(blocks), list(blocks.references)
-    found = exercises.find(blocks, token_ids)
-    assert (repr(blocks), list(blocks.references)) == before, "finding takes nothing"
-    return found
+def follow(exercises, blocks, token_ids):
+    """The blocks of the nodes that were passed."""
+    before = repr(blocks), repr(blocks.prefixes), list(blocks.references)
+    root, *nodes = exercises.follow(blocks.prefixes, token_ids)
+    assert root is blocks.prefixes.root, "all texts begin with nothing"
+    assert (repr(blocks), repr(blocks.prefixes), list(blocks.references)) == before, "looking changes nothing"
+    return [node.block for node in nodes]
 
 
-def test_find_follows_a_text_block_by_block(exercises):
+def test_follow_goes_down_a_text_block_by_block(exercises):
     text = list(range(3 * B))
     blocks, table = cached(8, text)
-    assert find(exercises, blocks, text) == table
-    assert find(exercises, blocks, [*text, 7, 7]) == table
-    assert find(exercises, blocks, text[:-1]) == table[:2]
-    assert find(exercises, blocks, text[: B - 1]) == []
-    assert find(exercises, blocks, []) == []
+    assert follow(exercises, blocks, text) == table
+    assert follow(exercises, blocks, [*text, 7, 7]) == table
+    assert follow(exercises, blocks, text[:-1]) == table[:2]
+    assert follow(exercises, blocks, text[: B - 1]) == []
+    assert follow(exercises, blocks, []) == []
 
 
-def test_find_ends_at_the_first_difference(exercises):
+def test_follow_ends_at_the_first_difference(exercises):
     text = list(range(3 * B))
     blocks, table = cached(8, text)
     other = list(text)
     other[B] = 99
-    assert find(exercises, blocks, other) == table[:1]  # what follows is equal, but follows another text
-    assert find(exercises, blocks, text[B:]) == []  # a block is known only behind the one that it followed
+    assert follow(exercises, blocks, other) == table[:1]  # what follows is equal, but follows another text
+    assert follow(exercises, blocks, text[B:]) == []  # a block is known only behind the one that it followed
 
 
-def test_find_tells_equal_blocks_in_different_places_apart(exercises):
+def test_follow_tells_equal_blocks_in_different_places_apart(exercises):
     text = [5] * (3 * B)
     blocks, table = cached(8, text)
     assert len(set(table)) == 3
-    assert find(exercises, blocks, text) == table
-    assert find(exercises, blocks, [5] * (5 * B)) == table
+    assert follow(exercises, blocks, text) == table
+    assert follow(exercises, blocks, [5] * (5 * B)) == table
 
 
-def test_find_agrees_with_comparing_texts(exercises):
+def test_follow_agrees_with_comparing_texts(exercises):
     choose = random.Random(0)
     blocks, texts = BlockAllocator(400, B), []
     for _ in range(60):
@@ -121,7 +124,7 @@ def test_find_agrees_with_comparing_texts(exercises):
         common = [next((n for n, (a, b) in enumerate(zip(text, t, strict=False)) if a != b), min(len(text), len(t)))
                   for t in texts]  # fmt: skip
         whole = max((min(n, len(t) // B * B) // B for n, t in zip(common, texts, strict=True)), default=0)
-        assert len(find(exercises, blocks, text)) == whole
+        assert len(follow(exercises, blocks, text)) == whole
         blocks.extend(table, len(text))
         publish(blocks, table, text)
         texts.append(text)

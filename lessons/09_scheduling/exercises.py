@@ -26,20 +26,21 @@ def _advance(self: Scheduler, sequence: Sequence, plan: StepPlan) -> None:
     raise NotImplementedError("your turn")
 
 
-def _make_room(self: Scheduler, sequence: Sequence, plan: StepPlan) -> bool:
-    """See to it that `sequence` has a block of its own for the position it fills next; False if it had to go itself.
+def _make_room(self: Scheduler, sequence: Sequence, num_tokens: int, plan: StepPlan) -> bool:
+    """See to it that `sequence` has blocks of its own for the positions it fills next; False if it had to go itself.
 
-    The position is `sequence.num_computed`; it lies in block number `position // blocks.block_size` of the table
-    `sequence.block_table`, where blocks is `self.blocks`. Three things can be the matter:
+    They are `num_tokens` (1 for a decode) from `start = sequence.num_computed` on; the first of them lies in block
+    number `start // blocks.block_size` of the table `sequence.block_table`, where blocks is `self.blocks`. Three things
+    can be the matter:
 
-    The table is one block too short: `blocks.extend(table, position + 1)`. Or it is long enough, but that block
+    The table is too short: `blocks.extend(table, start + num_tokens)`. Or it is long enough, but that first block
     `blocks.is_shared(block)`: `blocks.own(table, index)`, which returns the block to copy from; add (from, to) to
     `plan.copies`. Both return which blocks were evicted, `extend` alone and `own` second; add them to `plan.evicted`.
 
-    Or either is needed, but `blocks.num_available` is 0. Then whoever was admitted last, `self.running[-1]`, makes way:
-    add a `Preempted(victim, victim.num_computed)` (from `minillm.plan`) to `plan.preempted`, and then let
-    `self._preempt(victim)` take its blocks and put it back into the queue. Look again, as often as it takes: a victim's
-    blocks may be shared, and free nothing.
+    Or `blocks.num_available` is less than that takes. Then whoever was admitted last, `self.running[-1]`, makes way:
+    add a `Preempted(victim, victim.num_computed)` (from `minillm.plan`) to `plan.preempted`, take what the plan had for
+    it out again, `plan.withdraw(victim)`, and then let `self._preempt(victim)` take its blocks and put it back into the
+    queue. Look again, as often as it takes: a victim's blocks may be shared, and free nothing.
     """
     raise NotImplementedError("your turn")
 

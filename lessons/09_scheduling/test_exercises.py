@@ -88,8 +88,8 @@ def test_make_room_leaves_a_table_with_room_alone(exercises):
     scheduler = scheduler_of(4)
     a, b = running(scheduler, [6, 3])
     tables, plan = [list(a.block_table), list(b.block_table)], StepPlan()
-    assert exercises._make_room(scheduler, a, plan) is True
-    assert exercises._make_room(scheduler, b, plan) is True
+    assert exercises._make_room(scheduler, a, 1, plan) is True
+    assert exercises._make_room(scheduler, b, 1, plan) is True
     assert [a.block_table, b.block_table] == tables
     assert repr(plan) == repr(StepPlan())
 
@@ -97,7 +97,7 @@ def test_make_room_leaves_a_table_with_room_alone(exercises):
 def test_make_room_takes_a_free_block(exercises):
     scheduler = scheduler_of(4)
     (a,) = running(scheduler, [8])
-    assert exercises._make_room(scheduler, a, StepPlan()) is True
+    assert exercises._make_room(scheduler, a, 1, StepPlan()) is True
     assert len(a.block_table) == 3
 
 
@@ -105,7 +105,7 @@ def test_make_room_sends_the_last_admitted_away(exercises):
     scheduler = scheduler_of(4)
     a, b, c = running(scheduler, [8, 3, 2])
     plan = StepPlan()
-    assert exercises._make_room(scheduler, a, plan) is True
+    assert exercises._make_room(scheduler, a, 1, plan) is True
     assert [(p.sequence.name, p.num_computed) for p in plan.preempted] == [("c", 2)]
     assert scheduler.running == [a, b]
     assert scheduler.waiting.peek() is c
@@ -116,7 +116,7 @@ def test_make_room_sends_away_even_the_one_who_asked(exercises):
     scheduler = scheduler_of(4)
     a, b = running(scheduler, [8, 8])
     plan = StepPlan()
-    assert exercises._make_room(scheduler, b, plan) is False
+    assert exercises._make_room(scheduler, b, 1, plan) is False
     assert scheduler.running == [a]
     assert [p.sequence.name for p in plan.preempted] == ["b"]
 
@@ -129,7 +129,7 @@ def test_make_room_copies_a_shared_block(exercises, num_blocks):
     scheduler.commit(scheduler.schedule(), [[Sampled(0), Sampled(1)]])
     first, second = scheduler.running
     shared, plan = first.block_table[1], StepPlan()
-    assert exercises._make_room(scheduler, first, plan) is True
+    assert exercises._make_room(scheduler, first, 1, plan) is True
     if num_blocks == 3:
         assert plan.copies == [(shared, first.block_table[1])]
         assert (second.block_table[1], plan.preempted) == (shared, [])
@@ -144,8 +144,20 @@ def test_make_room_says_what_it_evicted(exercises):
     serve(scheduler, [(8, 1)])  # leaves two cached blocks
     (b,) = running(scheduler, [8], names="b")
     plan = StepPlan()
-    assert exercises._make_room(scheduler, b, plan) is True
+    assert exercises._make_room(scheduler, b, 1, plan) is True
     assert len(plan.evicted) == 1
+
+
+def test_make_room_finds_blocks_for_a_whole_chunk(exercises):
+    """Behind a window a prompt takes its blocks chunk by chunk; if all but one are there, somebody must go."""
+    scheduler = scheduler_of(8)
+    a, b = running(scheduler, [8, 4])
+    plan = StepPlan()
+    plan.advance(b, 1, is_prefill=False)
+    assert exercises._make_room(scheduler, a, 21, plan) is True
+    assert len(a.block_table) == 8
+    assert [p.sequence for p in plan.preempted] == [b]
+    assert plan.chunks == []
 
 
 def test_make_room_lets_everybody_finish(exercises, monkeypatch):

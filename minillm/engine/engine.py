@@ -59,7 +59,7 @@ class Engine:
     ----------
     transformer : Transformer
     kv_cache : KVCache
-    scheduler : Scheduler over `kv_cache.blocks`.
+    scheduler : Scheduler over `kv_cache.blocks`, with no other window than the model's `ModelConfig.reach`, or none.
     tokenizer : turns answers into text and knows the end tokens; None: answers are token ids only.
     context_length : positions a request may fill, prompt and answer; None for the model's own.
     threads : cores to use; None for all. Never changes a result.
@@ -73,6 +73,11 @@ class Engine:
     Notes
     -----
     One thread at a time: a call made while another thread is inside one raises BusyError and changes nothing.
+
+    Raises
+    ------
+    ValueError
+        The scheduler has a window that the model has not: it would give back blocks that are still read.
     """
 
     def __init__(
@@ -86,6 +91,9 @@ class Engine:
         threads: int | None = None,
         model: str = "",
     ):
+        reach = transformer.config.reach
+        if scheduler.window not in (None, reach):
+            raise ValueError(f"the scheduler's window is {scheduler.window}, but the model's is {reach}")
         self.transformer, self.kv_cache, self.scheduler = transformer, kv_cache, scheduler
         self.tokenizer, self.threads, self.model = tokenizer, threads, model
         self.context_length = context_length or transformer.config.context_length

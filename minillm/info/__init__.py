@@ -8,7 +8,7 @@ command.py  `minillm info`
 
 from minillm.info.command import run
 from minillm.info.facts import TensorGroup, count_parameters, tensor_groups
-from minillm.info.memory import Memory, contexts, find_memory, sequences_that_fit
+from minillm.info.memory import Memory, contexts, find_memory, positions_held, sequences_that_fit
 
 __all__ = [
     "Memory",
@@ -16,6 +16,7 @@ __all__ = [
     "contexts",
     "count_parameters",
     "find_memory",
+    "positions_held",
     "run",
     "sequences_that_fit",
     "tensor_groups",

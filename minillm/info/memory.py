@@ -7,6 +7,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from minillm.blocks import BlockAllocator
+from minillm.engine import EngineConfig
+
 MEMINFO = Path("/proc/meminfo")
 CONTROL_GROUP = Path("/sys/fs/cgroup")  # version 2; where a container's limit stands
 SHORTEST, STEP = 1024, 4  # contexts that are worked out: this long, and then so many times as long as the one before
@@ -62,6 +65,17 @@ def contexts(longest: int) -> list[int]:
     return [*lengths, longest]
 
 
-def sequences_that_fit(free: int, context: int, bytes_per_token: int) -> int:
-    """How many sequences of `context` positions have room in `free` bytes, which may be less than none."""
-    return max(free, 0) // (context * bytes_per_token)
+def positions_held(context: int, reach: int | None, engine: EngineConfig) -> int:
+    """How many positions the blocks of a sequence of `context` positions have at most, at any one time.
+
+    Where all layers see but a window (`ModelConfig.reach`), what lies behind it is given back as the sequence grows.
+    """
+    if reach is None:
+        return context
+    scheduler = engine.scheduler(BlockAllocator(1, engine.block_size), reach)
+    return min(context, scheduler.most_blocks(context) * engine.block_size)
+
+
+def sequences_that_fit(free: int, positions: int, bytes_per_token: int) -> int:
+    """How many sequences that hold `positions` each have room in `free` bytes, which may be less than none."""
+    return max(free, 0) // (positions * bytes_per_token)

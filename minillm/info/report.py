@@ -10,8 +10,9 @@ from rich.table import Table
 
 from minillm.checkpoints import Checkpoint
 from minillm.config import ModelConfig, RopeScaling
+from minillm.engine import EngineConfig
 from minillm.info.facts import TensorGroup, count_parameters, tensor_groups, total
-from minillm.info.memory import Memory, contexts, sequences_that_fit
+from minillm.info.memory import Memory, contexts, positions_held, sequences_that_fit
 from minillm.kv_cache import DTYPES
 from minillm.roofline import kv_bytes_per_token
 from minillm.tokenizer import Tokenizer
@@ -42,6 +43,9 @@ def show(checkpoint: Checkpoint, memory: Memory | None, console: Console) -> Non
     )
     if has_room:
         console.print(_fit_table(checkpoint.config, memory.available - weights, plain=plain))
+        reach, context = checkpoint.config.reach, checkpoint.config.context_length
+        if (most := positions_held(context, reach, EngineConfig())) < context:
+            line(f"No layer sees more than the last {reach:,} positions, so no sequence holds more than {most:,}.")
         line("Python, compiled code and intermediate results come on top.")
 
 
@@ -175,9 +179,10 @@ def _fit_table(config: ModelConfig, free: int, *, plain: bool) -> Table:
         table.add_column("sequences", justify="right")
     for context in contexts(config.context_length):
         cells = [f"{context:,}"]
+        positions = positions_held(context, config.reach, EngineConfig())
         for dtype in DTYPES:
             per_token = kv_bytes_per_token(config, BYTES_PER_NUMBER[dtype])
-            fitting = sequences_that_fit(free, context, per_token)
-            cells += [format_bytes(context * per_token), f"{fitting:,}" if fitting else "none"]
+            fitting = sequences_that_fit(free, positions, per_token)
+            cells += [format_bytes(positions * per_token), f"{fitting:,}" if fitting else "none"]
         table.add_row(*cells)
     return table

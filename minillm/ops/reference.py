@@ -223,7 +223,8 @@ def attention(
     layer : which of the L layers
     positions : int [T]; those of one sequence follow each other
     query_starts : int [S + 1]; sequence `s` owns tokens `query_starts[s]` to `query_starts[s + 1]`
-    block_tables : int [S, most blocks a sequence]; row `s` names the blocks that hold positions 0, B, 2B, ...
+    block_tables : int [S, most blocks a sequence]; row `s` names the blocks that hold positions 0, B, 2B, ...; those
+        that lie wholly behind the window of its sequence's first query are not looked at
     scale, window, soft_cap : see `attend`
 
     Returns
@@ -234,10 +235,11 @@ def attention(
     attended = []
     for sequence, table in enumerate(block_tables):
         own = slice(int(query_starts[sequence]), int(query_starts[sequence + 1]))
-        length = int(positions[own][-1]) + 1
-        keys = in_one_piece(positions_first(key_blocks), layer, table, length, queries.dtype)
-        values = in_one_piece(value_blocks, layer, table, length, queries.dtype)
-        attended.append(attend(queries[own, ...], keys, values, xp.asarray(positions[own]), scale, window, soft_cap))
+        seen = reached(positions[own], window)
+        keys = in_one_piece(positions_first(key_blocks), layer, table, seen, queries.dtype)
+        values = in_one_piece(value_blocks, layer, table, seen, queries.dtype)
+        places = xp.asarray(positions[own] - seen.start)
+        attended.append(attend(queries[own, ...], keys, values, places, scale, window, soft_cap))
     return xp.concat(attended, axis=0)
 
 
@@ -265,12 +267,15 @@ def attention_scores(
     longest, scores = int(np.max(positions)) + 1, []
     for sequence, table in enumerate(block_tables):
         own = slice(int(query_starts[sequence]), int(query_starts[sequence + 1]))
-        length = int(positions[own][-1]) + 1
-        keys = in_one_piece(positions_first(key_blocks), layer, table, length, queries.dtype)
-        seen = score(queries[own, ...], keys, xp.asarray(positions[own]), scale, window, soft_cap)
-        seen = xp.permute_dims(seen, (1, 0, 2))
-        beyond = xp.full((*seen.shape[:2], longest - length), -math.inf, dtype=seen.dtype)
-        scores.append(xp.concat([seen, beyond], axis=2))
+        seen = reached(positions[own], window)
+        keys = in_one_piece(positions_first(key_blocks), layer, table, seen, queries.dtype)
+        scored = score(queries[own, ...], keys, xp.asarray(positions[own] - seen.start), scale, window, soft_cap)
+        scored = xp.permute_dims(scored, (1, 0, 2))
+        before, beyond = (
+            xp.full((*scored.shape[:2], unseen), -math.inf, dtype=scored.dtype)
+            for unseen in (seen.start, longest - seen.stop)
+        )
+        scores.append(xp.concat([before, scored, beyond], axis=2))
     return xp.concat(scores, axis=0)
 
 
@@ -279,13 +284,23 @@ def positions_first(key_blocks: Array) -> Array:
     return namespace(key_blocks).permute_dims(key_blocks, (0, 1, 2, 4, 3))
 
 
-def in_one_piece(blocks: Array, layer: int, table: np.ndarray, length: int, dtype: Any) -> Array:
-    """One sequence's keys or values in a layer as if never cut into blocks: [N, L, G, B, K] -> [G, length, K]."""
+def reached(positions: np.ndarray, window: int | None = None) -> slice:
+    """The positions that queries at `positions`, which follow each other, can see: the first's window to the last."""
+    return slice(0 if window is None else max(0, int(positions[0]) - window + 1), int(positions[-1]) + 1)
+
+
+def in_one_piece(blocks: Array, layer: int, table: np.ndarray, seen: slice, dtype: Any) -> Array:
+    """One sequence's keys or values in a layer, of the positions `seen`, as if never cut into blocks.
+
+    [N, L, G, B, K] -> [G, positions, K]
+    """
     xp = namespace(blocks)
     heads, block_size, head_dim = blocks.shape[2:]
-    taken = xp.take(blocks[:, layer, ...], xp.asarray(table[: math.ceil(length / block_size)]), axis=0)
+    first = seen.start // block_size
+    taken = xp.take(blocks[:, layer, ...], xp.asarray(table[first : math.ceil(seen.stop / block_size)]), axis=0)
     whole = xp.reshape(xp.permute_dims(taken, (1, 0, 2, 3)), (heads, -1, head_dim))
-    return xp.astype(whole[:, :length, :], dtype)  # of a float16 cache
+    start = first * block_size
+    return xp.astype(whole[:, seen.start - start : seen.stop - start, :], dtype)  # of a float16 cache
 
 
 def attend(
@@ -303,7 +318,7 @@ def attend(
     ----------
     queries : [n, H, K], of the tokens at `positions`
     keys, values : [G, m, K], of positions 0 to m - 1
-    positions : int [n]
+    positions : int [n]; all positions may be counted from any one on, as long as the first query sees none before it
     scale : what a score is multiplied by; None for 1 / sqrt(K)
     window : how many keys a query sees, the last of them its own (Beltagy et al. 2020); None for all there are
     soft_cap : what scores are squeezed below, see `squeeze`; None for none

@@ -1,5 +1,6 @@
 """What happened in a run, step by step: records, the file that keeps them, and what can be measured from them."""
 
+from minillm.blocks import GIVEN_BACK, held
 from minillm.trace.file import Trace, from_json, to_json
 from minillm.trace.metrics import RequestMetrics, RunMetrics, percentile, request_metrics, run_metrics
 from minillm.trace.records import (
@@ -22,6 +23,7 @@ from minillm.trace.records import (
 
 __all__ = [
     "DECODE",
+    "GIVEN_BACK",
     "PREFILL",
     "STAGES",
     "Admission",
@@ -39,6 +41,7 @@ __all__ = [
     "StepRecord",
     "Trace",
     "from_json",
+    "held",
     "percentile",
     "request_metrics",
     "run_metrics",

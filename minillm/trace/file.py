@@ -20,10 +20,11 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from minillm.blocks import GIVEN_BACK
 from minillm.errors import TraceError
 from minillm.trace.records import DECODE, PREFILL, STAGES, RunFacts, StepRecord
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 HEADER_KEY = "minillm_trace"  # what the first line has, and its value is the version
 MOST = 2**53 - 1  # the largest integer that every reader of JSON holds exactly (RFC 8259, section 6)
 DEEPEST = 20  # lists or objects in each other, where a record may say anything
@@ -299,21 +300,34 @@ def _check_blocks(record: StepRecord, num_blocks: int, check: Callable[[bool, st
     """That blocks are those of the pool, and that it counts them as the tables of those who run name them."""
     pool = record.pool
     check(pool.num_blocks == num_blocks, f"{pool.num_blocks} blocks, but the header has {num_blocks}")
-    tables = [sequence.block_table for sequence in record.running]
-    held = set().union(*tables)
+    named_by_chunks = [_held(chunk.block_table, check) for chunk in record.chunks]
+    tables = [_held(sequence.block_table, check) for sequence in record.running]
+    held_blocks = set().union(*tables)
     copied = [block for copy in pool.copies for block in (copy.source, copy.target)]
-    named = [held, *(chunk.block_table for chunk in record.chunks), pool.cached, pool.evicted, copied]
+    named = [held_blocks, *named_by_chunks, pool.cached, pool.evicted, copied]
     named = [*filter(None, named), [0]]
     lowest, highest = min(map(min, named)), max(map(max, named))
     fits = lowest >= 0 and highest < num_blocks
     check(fits, f"blocks are 0 to {num_blocks - 1}, but it names {highest if lowest >= 0 else lowest}")
     check(min(pool.references) >= 0, "a block is named by fewer than no tables")
-    are_held = len(held) == pool.num_held and all(map(pool.references.__getitem__, held))
+    are_held = len(held_blocks) == pool.num_held and all(map(pool.references.__getitem__, held_blocks))
     if not are_held or sum(map(len, tables)) != sum(pool.references):  # counting every block would take longer
         counts = Counter(chain.from_iterable(tables))
         block = next(block for block in range(num_blocks) if counts[block] != pool.references[block])
         check(False, f"block {block} has {pool.references[block]} references, but {counts[block]} tables name it")
     check(not any(pool.references[block] for block in pool.cached), "a cached block is held as well")
+
+
+def _held(block_table: list[int], check: Callable[[bool, str], None]) -> list[int]:
+    """The blocks that a table names; those that it has given back can only be its first."""
+    if GIVEN_BACK not in block_table:
+        return block_table
+    gone = block_table.count(GIVEN_BACK)
+    check(
+        block_table[:gone].count(GIVEN_BACK) == gone,
+        f"a block table names block {max(block_table[:gone])} before one given back ({GIVEN_BACK}); those come first",
+    )
+    return block_table[gone:]
 
 
 def _check(where: str, holds: bool, message: str) -> None:

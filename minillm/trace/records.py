@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minillm.roofline import ModelCosts
-from minillm.short import few
+from minillm.short import few, few_blocks
 
 PREFILL, DECODE = "prefill", "decode"
 STAGES = ("schedule", "batch", "forward", "sample", "commit")
@@ -103,7 +103,7 @@ class ChunkRecord:
         the answer so far), "decode" for the one token that the step before chose.
     start : position of the chunk's first token.
     token_ids : the tokens in.
-    block_table : the sequence's blocks during the step, in order.
+    block_table : the sequence's blocks during the step, in order; GIVEN_BACK for those that no query reaches any more.
     sampled : the tokens out: none while a prompt is not at its end, one for every completion when it is.
     """
 
@@ -128,7 +128,7 @@ class ChunkRecord:
     def __repr__(self):
         chosen = few(token.token_id for token in self.sampled)
         return (
-            f"ChunkRecord({self.span}, {self.phase}, blocks {few(self.block_table)}, "
+            f"ChunkRecord({self.span}, {self.phase}, blocks {few_blocks(self.block_table)}, "
             f"{f'sampled {chosen}' if chosen else 'nothing sampled'})"
         )
 
@@ -196,7 +196,8 @@ class RunningSequence:
     request_id, completion : who.
     num_tokens : tokens known before the step, prompt and answer.
     num_computed : how many of them had been computed before the step.
-    block_table : its blocks, in order; those of the tokens this step computes are among them.
+    block_table : its blocks, in order; those of the tokens this step computes are among them. GIVEN_BACK stands for
+        those at its beginning that no query reaches any more, where all layers of the model see only a window.
     """
 
     request_id: str

@@ -60,7 +60,8 @@ class Engine:
         longest = max(len(prompt) + length for prompt, length in zip(prompts, answer_lengths, strict=True))
         config = EngineConfig(num_blocks=clients * -(-longest // EngineConfig.block_size), **options)
         cache = KVCache(self.llm.config, config.num_blocks, config.block_size)
-        engine = ServingEngine(self.llm.transformer, cache, config.scheduler(cache.blocks), threads=self.llm.threads)
+        scheduler = config.scheduler(cache.blocks, self.llm.config.reach)
+        engine = ServingEngine(self.llm.transformer, cache, scheduler, threads=self.llm.threads)
         requests = zip(prompts, answer_lengths, strict=True)
         return asdict(run_metrics(serve_clients(engine, requests, clients)))
 

@@ -2,6 +2,7 @@
 
 const TALLEST = 300; // pixels of the map before its tiles get smaller
 const MOST_TILES = 40_000;
+const GIVEN_BACK = -1; // in a block table, its first blocks, once no query reaches them any more
 const MOST_LEGS = 96; // of the path through a block table; more would be a tangle
 
 class PoolView {
@@ -47,15 +48,17 @@ class PoolView {
     const context = fitted(canvas, this.columns * this.tile, Math.ceil(blocks / this.columns) * this.tile);
     const own = record.running.find((part) => run.rowOf(part.who, record.index) === followed);
     const table = own ? own.block_table : [];
-    const places = new Map(table.map((block, place) => [block, place]));
+    const holds = held(table);
+    const gone = table.length - holds.length;
+    const places = new Map(holds.map((block, place) => [block, gone + place]));
     const { references } = record.pool;
-    const held = [];
+    const labelled = [];
     for (let block = 0; block < blocks; block++) {
       this.drawTile(context, block, references[block], cached.has(block));
-      if (references[block]) held.push(block);
+      if (references[block]) labelled.push(block);
     }
-    this.drawPath(context, table); // over the colours, and under the letters
-    for (const block of held) this.label(context, block, references[block], places.get(block));
+    this.drawPath(context, holds); // over the colours, and under the letters
+    for (const block of labelled) this.label(context, block, references[block], places.get(block));
     this.outline(context, this.pointed, 2.5);
     this.sayTable(table, record);
     const all = count(references.length, "block");
@@ -63,7 +66,8 @@ class PoolView {
     this.detail.textContent = this.pointed === null ? left : this.describe(this.pointed, cached, places);
     canvas.setAttribute("aria-label",
       `Block pool: ${run.data.columns.held[record.index]} of ${references.length} blocks held, ${cached.size} cached. ` +
-      (followed ? `${followed.name} holds ${table.length ? `blocks ${table.join(", ")}` : "none"}.` : ""));
+      (followed ? `${followed.name} holds ${holds.length ? `blocks ${holds.join(", ")}` : "none"}` : "") +
+      (followed && gone ? `, and has given back ${gone} before them` : "") + (followed ? "." : ""));
   }
 
   corner(block) {
@@ -136,15 +140,19 @@ class PoolView {
     context.globalAlpha = 1;
   }
 
-  // The block table as a list of block numbers.
+  // The block table as a list of block numbers; what it has given back is one item, in words.
   sayTable(table, record) {
     const { followed, run } = this.panel;
     this.heading.textContent = followed ? `Block table of ${followed.name}` : "Block table";
-    const says = table.map((block) => [block, record.pool.references[block]]).join(";");
+    const holds = held(table);
+    const gone = table.length - holds.length;
+    const says = [gone, ...holds.map((block) => [block, record.pool.references[block]])].join(";");
     if (says === this.says) return;
     this.says = says;
     const size = run.data.facts.block_size;
-    this.table.replaceChildren(...table.map((block, place) => {
+    this.table.style.setProperty("counter-reset", `place ${gone - 1}`);
+    this.table.replaceChildren(...holds.map((block, index) => {
+      const place = gone + index;
       const item = element("li", "", String(block));
       item.dataset.block = block;
       item.title = `positions ${place * size} to ${(place + 1) * size - 1} lie in block ${block}`;
@@ -155,6 +163,11 @@ class PoolView {
       }
       return item;
     }));
+    if (gone) {
+      const item = element("li", "gone", `${gone} given back`);
+      item.title = `no query reaches positions 0 to ${gone * size - 1} any more: their blocks were given back`;
+      this.table.prepend(item);
+    }
     if (!table.length) this.table.append(element("li", "none", "it holds no blocks in this step"));
   }
 
@@ -167,12 +180,17 @@ class PoolView {
   }
 }
 
+// The blocks that a table still names.
+function held(table) {
+  return table.filter((block) => block !== GIVEN_BACK);
+}
+
 // For each block: the rows whose tables name it.
 function ownersOf(run, record) {
   const owners = new Map();
   for (const part of record.running) {
     const row = run.rowOf(part.who, record.index);
-    for (const block of row ? part.block_table : []) {
+    for (const block of row ? held(part.block_table) : []) {
       if (!owners.has(block)) owners.set(block, []);
       owners.get(block).push(row);
     }
