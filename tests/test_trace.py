@@ -236,6 +236,15 @@ def test_what_cannot_be(path, change, message):
         Trace.read(path)
 
 
+def test_the_version_before_is_read_as_well(path):
+    running = [RunningSequence("a", 0, 3, 3, [0, 1]), RunningSequence("b", 0, 2, 2, [1])]
+    trace = Trace(FACTS, [step(0, running=running)])
+    header, *steps = trace.lines()
+    older = header.replace('"minillm_trace": 3', '"minillm_trace": 2')
+    path.write_text("".join(f"{line}\n" for line in (older, *steps)), encoding="utf-8")
+    assert Trace.read(path) == trace
+
+
 def test_what_is_no_trace(path):
     header = next(Trace(FACTS).lines())
     step = '{"step": 0}'

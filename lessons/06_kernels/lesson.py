@@ -252,10 +252,10 @@ for place in (0, 8):
 # its word is masked, but need not be moved: of 2¹⁵, it is bit 8 that counts one. Only what lies beyond the fraction's
 # 23 bits is shifted into their reach:
 #
-# {{ source: minillm.ops.jit.tiles._eight_bits }}
+# {{ source: minillm.ops.jit.forms._eight_bits }}
 #
-# All forms of weights go through this kernel. It asks for weights 4 KB before it gets there, because the processor's
-# own guesses at what comes next end where a page of memory does:
+# All forms of weights go through this kernel; codes of 5 and 6 bits are first made four bytes of a word. It asks for
+# weights 4 KB ahead, because the processor's own guesses at what comes next end where a page of memory does:
 #
 # {{ source: minillm.ops.jit.products._multiply_few_rows }}
 

@@ -25,6 +25,7 @@ from minillm.errors import TraceError
 from minillm.trace.records import DECODE, PREFILL, STAGES, RunFacts, StepRecord
 
 FORMAT_VERSION = 3
+READ_AS_WELL = (2,)  # is the same, but for blocks that are given back
 HEADER_KEY = "minillm_trace"  # what the first line has, and its value is the version
 MOST = 2**53 - 1  # the largest integer that every reader of JSON holds exactly (RFC 8259, section 6)
 DEEPEST = 20  # lists or objects in each other, where a record may say anything
@@ -256,7 +257,7 @@ def _header(numbered_line: tuple[int, bytes], path: str) -> RunFacts:
     header = _object(line, where)
     if HEADER_KEY not in header:
         raise TraceError(f"{where} is no trace's header, which has a key {HEADER_KEY!r}; is this another kind of file?")
-    if header[HEADER_KEY] != FORMAT_VERSION:
+    if header[HEADER_KEY] not in (FORMAT_VERSION, *READ_AS_WELL):
         raise TraceError(
             f"{where}: a trace of version {header[HEADER_KEY]!r}, but this minillm reads version {FORMAT_VERSION}: "
             "record it again"

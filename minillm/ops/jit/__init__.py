@@ -1,6 +1,8 @@
 """The operations as compiled loops (Numba): the default on a CPU.
 
-    tiles.py       weights laid out for SIMD, in four forms
+    tiles.py       weights laid out for SIMD
+    forms.py       the six forms of weights, from float32 to 4 bits, and how each is read
+    scales.py      scales and minimums of integer codes, and how each is read
     rows.py        the innermost loop: four rows of numbers times a tile
     products.py    matrix products, for one row and for many
     attention.py   attention over the paged cache
