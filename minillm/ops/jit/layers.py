@@ -16,6 +16,7 @@ from typing import Any
 
 import numba
 import numpy as np
+from numba.extending import overload
 
 from minillm.ops.jit.attention import NO_WINDOW, attend, keep_kv, scoring
 from minillm.ops.jit.compiling import compiled
@@ -189,14 +190,25 @@ def _has(stack, layer):
     return stack[2][layer, 2] > 0
 
 
-@compiled
 def _multiply(x, stack, layer, bias):
-    """The product with a layer's matrix of one projection."""
-    first, second, places = stack
-    which, start, tiles, outputs = places[layer]
-    if which == 0:
-        return multiply(x, _part(first, start, tiles, outputs), bias)
-    return multiply(x, _part(second, start, tiles, outputs), bias)
+    """The product with a layer's matrix of one projection. Only compiled code calls it."""
+
+
+@overload(_multiply)
+def _compiled_multiply(x, stack, layer, bias):
+    def of_one_kind(x, stack, layer, bias):
+        matrices, _, places = stack
+        _, start, tiles, outputs = places[layer]
+        return multiply(x, _part(matrices, start, tiles, outputs), bias)
+
+    def of_two_kinds(x, stack, layer, bias):
+        first, second, places = stack
+        which, start, tiles, outputs = places[layer]
+        if which == 0:
+            return multiply(x, _part(first, start, tiles, outputs), bias)
+        return multiply(x, _part(second, start, tiles, outputs), bias)
+
+    return of_one_kind if stack[0] == stack[1] else of_two_kinds  # of their types: each call takes its time to compile
 
 
 @compiled
