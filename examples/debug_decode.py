@@ -64,7 +64,7 @@ class Served:
     def by(cls, llm: LLM) -> Served:
         """Nobody yet, and an empty cache."""
         kv_cache = KVCache(llm.config, CONFIG.num_blocks, CONFIG.block_size)
-        return cls(llm, kv_cache, CONFIG.scheduler(kv_cache.blocks, llm.config.reach))
+        return cls(llm, kv_cache, CONFIG.scheduler(kv_cache.blocks))
 
     def add(self, request_id: str, prompt: str) -> Sequence:
         """Let a request wait its turn."""
@@ -92,7 +92,7 @@ def walk(served: Served, stop: bool = False, say: Callable[..., None] = quiet) -
     # The chunks' tokens end to end, and for each its place in the cache. From here on nobody knows whose they are.
     for source, target in plan.copies:
         kv_cache.copy_block(source, target)
-    batch = Batch.from_plan(plan, kv_cache.block_size)
+    batch = Batch.from_plan(plan, kv_cache.block_size, kv_cache.num_groups)
     say("2. batch", batch, *rows(llm, batch))
     if stop:  # STOP 2, batch: batch, batch.token_ids, batch.slots, batch.block_tables
         breakpoint()
@@ -140,10 +140,12 @@ def rows(llm: LLM, batch: Batch) -> list[str]:
     """The flattened token row: what stands where, and the slot of the cache that its key and value go to."""
     lines = [f"{'token':>7} {'position':>9} {'slot':>5}  text"]
     for row, (start, stop) in enumerate(zip(batch.query_starts, batch.query_starts[1:], strict=False)):
-        lines.append(f"sequence {row}, blocks {' '.join(str(b) for b in batch.block_tables[row] if b >= 0)}")
+        tables = (" ".join(str(block) for block in group[row] if block >= 0) for group in batch.block_tables)
+        lines.append(f"sequence {row}, blocks {' and '.join(tables)}")
         for t in range(start, stop):
             text = shown(llm.tokenizer.token_text(int(batch.token_ids[t])))
-            lines.append(f"{batch.token_ids[t]:7} {batch.positions[t]:9} {batch.slots[t]:5}  {text!r}")
+            slots = " ".join(f"{slot:5}" for slot in batch.slots[:, t])
+            lines.append(f"{batch.token_ids[t]:7} {batch.positions[t]:9} {slots}  {text!r}")
     return lines
 
 

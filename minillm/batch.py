@@ -7,6 +7,9 @@ Their chunks are laid end to end. Nothing is padded, and the transformer need no
     token_ids     5  8  1  9  4 | 7 | 3  3  6
     positions     0  1  2  3  4 | 9 | 4  5  6
     query_starts  0               5   6       9
+
+Where a token's key and value go, and where those before it lie, is said once for each group of layers (`blocks.py`): of
+most models there is one.
 """
 
 from __future__ import annotations
@@ -27,19 +30,19 @@ class Chunk:
 
     token_ids: SequenceOf[int]
     start: int  # position of the first of them
-    block_table: SequenceOf[int]  # covers positions up to start + len(token_ids) - 1; may begin with GIVEN_BACK
+    block_table: SequenceOf[int]  # covers positions up to start + len(token_ids) - 1; see `minillm.blocks`
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What `Transformer.forward` reads: flat integer arrays, one entry a token, and one block table a sequence.
+    """What `Transformer.forward` reads: flat integer arrays, one entry a token, and the block tables of each sequence.
 
     Attributes
     ----------
     token_ids, positions : int32 [T]
-    slots : int64 [T], where each token's key and value go: block * B + offset
+    slots : int64 [groups, T], where each token's key and value go: block * B + offset
     query_starts : int32 [S + 1], sequence `s` owns tokens `query_starts[s]` to `query_starts[s + 1]`
-    block_tables : int32 [S, most blocks a sequence], unused and given-back entries are -1
+    block_tables : int32 [groups, S, most blocks a sequence], unused and given-back entries are -1
     """
 
     token_ids: np.ndarray
@@ -49,7 +52,7 @@ class Batch:
     block_tables: np.ndarray
 
     @classmethod
-    def from_chunks(cls, chunks: SequenceOf[Chunk | ScheduledChunk], block_size: int) -> Batch:
+    def from_chunks(cls, chunks: SequenceOf[Chunk | ScheduledChunk], block_size: int, num_groups: int = 1) -> Batch:
         """Lay the chunks end to end.
 
         Raises
@@ -61,37 +64,40 @@ class Batch:
             raise ValueError("a batch needs at least one chunk")
         lengths = [len(chunk.token_ids) for chunk in chunks]
         widest = max(len(chunk.block_table) for chunk in chunks)
-        block_tables = np.full((len(chunks), widest), GIVEN_BACK, np.int32)
-        for row, (chunk, length) in enumerate(zip(chunks, lengths, strict=True)):
-            capacity = len(chunk.block_table) * block_size
-            if length == 0 or chunk.start < 0 or chunk.start + length > capacity:
+        tables = np.full((len(chunks), widest), GIVEN_BACK, np.int32)
+        for number, (chunk, length) in enumerate(zip(chunks, lengths, strict=True)):
+            capacity = len(chunk.block_table) // num_groups * block_size
+            if length == 0 or chunk.start < 0 or chunk.start + length > capacity or len(chunk.block_table) % num_groups:
+                groups = f" for {num_groups} groups of layers" if num_groups > 1 else ""
                 raise ValueError(
-                    f"chunk {row} holds {length} tokens from position {chunk.start} on; it needs at least one "
-                    f"token, and its {len(chunk.block_table)} blocks of {block_size} end at {capacity}"
+                    f"chunk {number} holds {length} tokens from position {chunk.start} on; it needs at least one "
+                    f"token, and its {len(chunk.block_table)} blocks of {block_size}{groups} end at {capacity}"
                 )
-            block_tables[row, : len(chunk.block_table)] = chunk.block_table
+            tables[number, : len(chunk.block_table)] = chunk.block_table
+        tables = tables.reshape(len(chunks), -1, num_groups)
         positions = np.concatenate(
             [np.arange(chunk.start, chunk.start + length) for chunk, length in zip(chunks, lengths, strict=True)]
         )
-        rows = np.repeat(np.arange(len(chunks)), lengths)
-        blocks = block_tables[rows, positions // block_size]
-        for token in np.flatnonzero(blocks == GIVEN_BACK)[:1]:
+        owners = np.repeat(np.arange(len(chunks)), lengths)
+        blocks = tables[owners, positions // block_size]
+        if blocks.min() == GIVEN_BACK:
+            token = blocks.min(axis=1).argmin()
             raise ValueError(
-                f"chunk {rows[token]} would write to position {positions[token]}, but its block table has given back "
-                f"block {positions[token] // block_size}: {few_blocks(chunks[rows[token]].block_table)}"
+                f"chunk {owners[token]} would write to position {positions[token]}, but its block table has given back "
+                f"block {positions[token] // block_size}: {few_blocks(chunks[owners[token]].block_table)}"
             )
         return cls(
             token_ids=np.concatenate([np.asarray(chunk.token_ids, np.int32) for chunk in chunks]),
             positions=positions.astype(np.int32),
-            slots=blocks.astype(np.int64) * block_size + positions % block_size,
+            slots=blocks.T.astype(np.int64, order="C") * block_size + positions % block_size,
             query_starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
-            block_tables=block_tables,
+            block_tables=np.ascontiguousarray(tables.transpose(2, 0, 1)),
         )
 
     @classmethod
-    def from_plan(cls, plan: StepPlan, block_size: int) -> Batch:
+    def from_plan(cls, plan: StepPlan, block_size: int, num_groups: int = 1) -> Batch:
         """Lay the chunks of a scheduler's plan end to end. Raises as `from_chunks` does."""
-        return cls.from_chunks(plan.chunks, block_size)
+        return cls.from_chunks(plan.chunks, block_size, num_groups)
 
     @property
     def num_tokens(self) -> int:

@@ -13,8 +13,20 @@ Two tables may name the same block where their texts begin alike. So every block
 Which blocks can be found by their content is kept in the prefix index (`prefix_index.py`). The least recently given
 back is evicted first.
 
-Where every layer of a model sees only a window, a sequence gives the blocks behind it back while it runs: no query
-reaches them any more. Its table keeps its length, and names GIVEN_BACK in their places.
+A layer that sees only a window has no use for the blocks behind it: no query reaches them any more, so a sequence gives
+them back while it runs. Its table keeps its length, and names GIVEN_BACK in their places. But other layers of the same
+model may see everything (Gemma 3: three of 18). So that these need not hold on to what those let go, layers are in
+*groups* that see equally far, and a block holds its positions for the layers of one group. A table then has a *row* of
+blocks, one a group, where it else has a single one:
+
+                      window of 8          window of 8          all               block_size 4,
+    positions 0 ..    GIVEN_BACK           GIVEN_BACK           2                 13 positions so far
+    positions 4 ..    3                    4                    5
+    positions 8 ..    6                    7                    8
+    positions 12 ..   9                    0                    1
+
+It is one list all the same, row after row: block `table[position // block_size * num_groups + group]`. All groups take
+from one pool, for their blocks are of one size (vLLM's hybrid KV cache manager works so, too).
 """
 
 from __future__ import annotations
@@ -24,7 +36,7 @@ from collections.abc import Sequence as SequenceOf
 
 from minillm.prefix_index import Node, PrefixIndex
 
-GIVEN_BACK = -1  # stands in a block table for a block that the table has given back, as for all before it
+GIVEN_BACK = -1  # stands in a block table for a block that it has given back, as for all before that of the group
 
 
 def held(block_table: SequenceOf[int]) -> list[int]:
@@ -38,19 +50,26 @@ class BlockAllocator:
     Attributes
     ----------
     num_blocks, block_size : the pool, in blocks and in positions a block.
+    windows : for each group of layers how many positions a query sees, its own the last; None if all before it.
     references : [num_blocks], how many tables name each block. To be read only.
     prefixes : PrefixIndex of the blocks whose content can be found. To be read only.
     """
 
-    def __init__(self, num_blocks: int, block_size: int):
+    def __init__(self, num_blocks: int, block_size: int, windows: SequenceOf[int | None] = (None,)):
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"a pool needs blocks and blocks need room: got {num_blocks} blocks of {block_size}")
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.windows = tuple(windows)
         self.references = [0] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the last freed block is the next handed out
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently given back first
-        self.prefixes = PrefixIndex(block_size)
+        self.prefixes = PrefixIndex(block_size, self.num_groups)
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of layers: blocks in a row of a table."""
+        return len(self.windows)
 
     @property
     def num_free(self) -> int:
@@ -77,14 +96,23 @@ class BlockAllocator:
         """The cached blocks, in the order in which they would be evicted."""
         return list(self._cached)
 
-    def blocks_for(self, num_tokens: int) -> int:
-        """How many blocks hold `num_tokens` positions."""
+    def rows_for(self, num_tokens: int) -> int:
+        """How many rows of a table `num_tokens` positions fill, the last perhaps in part."""
         return -(-num_tokens // self.block_size)
 
-    def first_reached(self, position: int, window: int | None) -> int:
-        """Which block of its table is the first that a query at `position` can reach, and whoever comes after it.
+    def blocks_for(self, num_tokens: int) -> int:
+        """How many blocks hold `num_tokens` positions, of all layers."""
+        return self.rows_for(num_tokens) * self.num_groups
 
-        It sees `window` positions, its own the last, or all up to its own. If that is one, and begins a block, no block
+    def row(self, position: int) -> range:
+        """Where in a table the blocks of `position` stand."""
+        start = position // self.block_size * self.num_groups
+        return range(start, start + self.num_groups)
+
+    def first_reached(self, position: int, window: int | None) -> int:
+        """Which row of its table is the first that a query at `position` can reach, and whoever comes after it.
+
+        It sees `window` positions, its own the last, or all up to its own. If that is one, and begins a block, no row
         before it is reached.
         """
         return 0 if window is None else max(0, position - window + 1) // self.block_size
@@ -124,13 +152,15 @@ class BlockAllocator:
             if (block := block_table.pop()) != GIVEN_BACK:
                 self._give_back(block)
 
-    def give_back_before(self, block_table: list[int], index: int) -> None:
-        """Give back the blocks before `block_table[index]`, which no query will reach any more, last to first."""
-        for place in range(index - 1, -1, -1):
-            if block_table[place] == GIVEN_BACK:
-                return
-            self._give_back(block_table[place])
-            block_table[place] = GIVEN_BACK
+    def give_back_behind(self, block_table: list[int], position: int) -> None:
+        """Give back what no query at `position`, nor any after it, reaches: each group's blocks last to first."""
+        for group, window in enumerate(self.windows):
+            for row in range(self.first_reached(position, window) - 1, -1, -1):
+                place = row * self.num_groups + group
+                if block_table[place] == GIVEN_BACK:
+                    break
+                self._give_back(block_table[place])
+                block_table[place] = GIVEN_BACK
 
     def share(self, blocks: SequenceOf[int]) -> list[int]:
         """A new block table that names the same blocks: of a prefix that was found, or of a sequence that parts."""
@@ -184,40 +214,48 @@ class BlockAllocator:
 
     # --- the prefix index ---------------------------------------------------------------------------------------
 
-    def find(self, token_ids: SequenceOf[int], window: int | None = None) -> tuple[list[int], Node]:
+    def find(self, token_ids: SequenceOf[int]) -> tuple[list[int], Node]:
         """The longest known beginning of `token_ids` that can be gone on from: its table, and its node in the index.
 
-        It is of whole blocks, and all that a query behind it can reach are there. For those that none can, with a
-        `window`, the table says GIVEN_BACK: they may have been evicted. The blocks are not taken yet.
+        It is of whole blocks, and all that a query behind it can reach are there. For those that none can, behind a
+        window, the table says GIVEN_BACK: they may have been evicted. The blocks are not taken yet.
         """
-        nodes, length, unbroken = self.prefixes.follow(token_ids), 0, 0
+        nodes, length, unbroken = self.prefixes.follow(token_ids), 0, [0] * self.num_groups
         for number, node in enumerate(nodes[1:], start=1):
-            unbroken = 0 if node.block is None else unbroken + 1
-            if unbroken >= number - self.first_reached(number * self.block_size, window):
+            unbroken = [0 if block is None else run + 1 for block, run in zip(node.blocks, unbroken, strict=True)]
+            if all(run >= number - first for run, first in zip(unbroken, self._first_rows(number), strict=True)):
                 length = number
-        first = self.first_reached(length * self.block_size, window)
-        return [GIVEN_BACK] * first + [node.block for node in nodes[first + 1 : length + 1]], nodes[length]
+        first_rows = self._first_rows(length)
+        table = [
+            GIVEN_BACK if row < first else block
+            for row, node in enumerate(nodes[1 : length + 1])
+            for first, block in zip(first_rows, node.blocks, strict=True)
+        ]
+        return table, nodes[length]
 
-    def publish(
-        self, block_table: list[int], index: int, token_ids: SequenceOf[int], parent: Node | None
-    ) -> Node | None:
-        """Let others find block `index` of the table, which is full of computed `token_ids`, the tokens of that block.
+    def _first_rows(self, num_rows: int) -> list[int]:
+        """By group the first row that a query behind `num_rows` full ones can reach."""
+        return [self.first_reached(num_rows * self.block_size, window) for window in self.windows]
 
-        If another block is known to hold the same, the table names that one from now on, and its own is given back.
+    def publish(self, block_table: list[int], row: int, token_ids: SequenceOf[int], parent: Node | None) -> Node | None:
+        """Let others find a row of the table, which is full of computed `token_ids`, the tokens of its positions.
+
+        If other blocks are known to hold the same, the table names those from now on, and its own are given back.
 
         Parameters
         ----------
-        parent : the node of the block before, as `find` or `publish` gave it; of a first block the root.
+        parent : the node of the row before, as `find` or `publish` gave it; of a first row the root.
 
         Returns
         -------
-        The block's node; None if nobody can find it, for the index was emptied since its text began.
+        The row's node; None if nobody can find it, for the index was emptied since its text began.
         """
-        block = block_table[index]
-        node = self.prefixes.add(parent, token_ids, block)
-        if node is not None and node.block != block:
-            (block_table[index],) = self.share([node.block])
-            self._give_back(block)
+        places = self.row(row * self.block_size)
+        node = self.prefixes.add(parent, token_ids, [block_table[place] for place in places])
+        for place, known in zip(places, node.blocks if node else (), strict=False):
+            if known != (block := block_table[place]):
+                (block_table[place],) = self.share([known])
+                self._give_back(block)
         return node
 
     def forget(self) -> None:

@@ -78,9 +78,26 @@ class ModelConfig:
         return self.sliding_window if layer in self.window_layers else None
 
     @property
-    def reach(self) -> int | None:
-        """How many positions a query sees in any layer, the last its own: the window if all have one, else None."""
-        return self.sliding_window if set(range(self.num_layers)) <= set(self.window_layers) else None
+    def layer_groups(self) -> tuple[tuple[int, ...], ...]:
+        """The layers whose keys and values share blocks of the KV cache, group by group.
+
+        Layers of a group see equally far, so that no query reaches a block any more, or some still do in all its
+        layers. All groups have the size that wastes least, counting a table that somebody must keep like a layer's
+        place that stays empty; of each kind the last may have fewer layers.
+        """
+        windows = [self.window(layer) for layer in range(self.num_layers)]
+        kinds = [[layer for layer, own in enumerate(windows) if own == window] for window in dict.fromkeys(windows)]
+
+        def cost(size: int) -> int:
+            return (size + 1) * sum(-(-len(kind) // size) for kind in kinds)
+
+        size = min(range(1, self.num_layers + 1), key=cost)
+        return tuple(tuple(kind[start : start + size]) for kind in kinds for start in range(0, len(kind), size))
+
+    @property
+    def group_windows(self) -> tuple[int | None, ...]:
+        """How many positions a query sees in the layers of each of `layer_groups`, its own the last; None for all."""
+        return tuple(self.window(group[0]) for group in self.layer_groups)
 
     def __repr__(self):
         """What is not as in Llama's defaults: a line that a debugger can show."""

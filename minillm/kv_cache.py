@@ -22,11 +22,13 @@ class KVCache:
 
     Attributes
     ----------
-    keys : [N, L, G, K, B], float32 or float16
-        A block holds its B positions for all layers, so that memory is touched, and taken, as blocks are filled.
+    keys : [N, layers of a group, G, K, B], float32 or float16
+        A block holds its B positions for all layers, so that memory is touched, and taken, as blocks are filled; or for
+        one group of them, where some see only a window (`ModelConfig.layer_groups`).
         Positions lie innermost: scoring a query against the B keys of a block then runs along memory, a lane a key.
-    values : [N, L, G, B, K]
+    values : [N, layers of a group, G, B, K]
         Here head_dim lies innermost: the weighted sum of values runs along memory too, a lane a component.
+    places : int64 [L, 2], for each layer its group, and where in that group's blocks it stands.
     blocks : BlockAllocator
         Says which blocks are held; block tables are kept by whoever owns a sequence.
 
@@ -47,17 +49,28 @@ class KVCache:
     ):
         if dtype not in DTYPES:
             raise ValueError(f"kv_dtype is {dtype!r}; keys and values can be stored as {' or '.join(DTYPES)}")
-        layers, heads, head_dim = config.num_layers, config.num_kv_heads, config.head_dim
+        groups, heads, head_dim = config.layer_groups, config.num_kv_heads, config.head_dim
+        layers = max(map(len, groups))
         self.keys = xp.zeros((num_blocks, layers, heads, head_dim, block_size), dtype=getattr(xp, dtype))
         self.values = xp.zeros((num_blocks, layers, heads, block_size, head_dim), dtype=getattr(xp, dtype))
-        self.blocks = BlockAllocator(num_blocks, block_size)  # last: its lists are not free, the arrays' pages are
+        self.places = np.empty((config.num_layers, 2), np.int64)
+        for number, group in enumerate(groups):
+            for place, layer in enumerate(group):
+                self.places[layer] = number, place
+        # Last, for its lists are not free, and the arrays' pages are.
+        self.blocks = BlockAllocator(num_blocks, block_size, config.group_windows)
 
     @classmethod
     def contiguous(
         cls, config: ModelConfig, length: int, num_sequences: int = 1, dtype: str = "float32", xp: Any = np
     ) -> KVCache:
-        """A cache of one unbroken stretch of `length` positions for each sequence."""
-        return cls(config, num_blocks=num_sequences, block_size=length, dtype=dtype, xp=xp)
+        """A cache of one unbroken stretch of `length` positions for each sequence, in each group of layers."""
+        return cls(config, num_sequences * len(config.layer_groups), block_size=length, dtype=dtype, xp=xp)
+
+    @staticmethod
+    def blocks_for(config: ModelConfig, num_tokens: int, block_size: int) -> int:
+        """How many blocks of a cache for this model `num_tokens` positions of a sequence fill, in all its groups."""
+        return -(-num_tokens // block_size) * len(config.layer_groups)
 
     @property
     def block_size(self) -> int:
@@ -70,20 +83,30 @@ class KVCache:
         return self.blocks.num_blocks
 
     @property
+    def num_groups(self) -> int:
+        """Groups of layers; a position lies in one block of each."""
+        return self.blocks.num_groups
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of a block: B keys and values for every layer of a group and every key/value head."""
+        _, layers, heads, head_dim, positions = self.keys.shape
+        return 2 * layers * heads * head_dim * positions * self.keys.itemsize
+
+    @property
     def bytes_per_token(self) -> int:
-        """Bytes one position takes: a key and a value for every layer and key/value head."""
-        _, layers, heads, head_dim, _ = self.keys.shape
-        return 2 * layers * heads * head_dim * self.keys.itemsize
+        """Bytes one position takes in all layers, places that the last groups leave empty among them."""
+        return self.num_groups * self.bytes_per_block // self.block_size
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the whole pool."""
-        return self.num_blocks * self.block_size * self.bytes_per_token
+        return self.num_blocks * self.bytes_per_block
 
     @property
     def num_bytes_held(self) -> int:
         """Bytes of the blocks that sequences hold now."""
-        return self.blocks.num_held * self.block_size * self.bytes_per_token
+        return self.blocks.num_held * self.bytes_per_block
 
     @property
     def occupancy(self) -> float:
@@ -91,14 +114,15 @@ class KVCache:
         return self.blocks.num_held / self.num_blocks
 
     def __repr__(self):
-        _, layers, heads, head_dim, _ = self.keys.shape
+        _, _, heads, head_dim, _ = self.keys.shape
+        layers = f"{len(self.places)} layers" + (f" in {self.num_groups} groups" if self.num_groups > 1 else "")
         return (
-            f"KVCache({layers} layers, {heads} kv heads of {head_dim}, {self.keys.dtype}; {self.blocks.num_held} of "
+            f"KVCache({layers}, {heads} kv heads of {head_dim}, {self.keys.dtype}; {self.blocks.num_held} of "
             f"{self.num_blocks} blocks of {self.block_size} held, {self.num_bytes_held / 1e6:.1f} of "
             f"{self.num_bytes / 1e6:.1f} MB)"
         )
 
     def copy_block(self, source: int, target: int) -> None:
-        """Write over block `target` what stands in block `source`, in all layers."""
+        """Write over block `target` what stands in block `source`, in all its layers."""
         self.keys[target, ...] = self.keys[source, ...]
         self.values[target, ...] = self.values[source, ...]

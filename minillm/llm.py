@@ -127,10 +127,11 @@ class LLM:
             config = replace(config, block_size=block_size)
         self._block_size = min(check_integer("block_size", config.block_size, 1), self.context_length)
         if config.num_blocks is None:
-            config = replace(config, num_blocks=-(-self.context_length // self._block_size))
+            num_blocks = KVCache.blocks_for(self.config, self.context_length, self._block_size)
+            config = replace(config, num_blocks=num_blocks)
         self._kv_dtype = config.kv_dtype
         self.kv_cache = self._make_cache(check_integer("num_blocks", config.num_blocks, 1))
-        scheduler = config.scheduler(self.kv_cache.blocks, self.config.reach)
+        scheduler = config.scheduler(self.kv_cache.blocks)
         with self.ops.announcing_compilation(report.line):
             self.transformer = Transformer(self.config, partial(_load, checkpoint, WEIGHTS[weights]), self.ops)
             self._warm_up()
@@ -143,7 +144,7 @@ class LLM:
             threads=self.threads,
             model=self.path.name,
         )
-        self._answers = Answers(self._block_size * self.kv_cache.bytes_per_token)
+        self._answers = Answers(self.kv_cache.bytes_per_block)
         self.engine.listeners.append(self._answers.push)
         self._dropped: list[str] = []  # requests nobody waits for any more
         self._guard = threading.RLock()
@@ -210,7 +211,7 @@ class LLM:
             rows = []
             for start in range(0, len(token_ids), PREFILL_CHUNK):
                 chunk = Chunk(token_ids[start : start + PREFILL_CHUNK], start, table)
-                batch = Batch.from_chunks([chunk], cache.block_size)
+                batch = Batch.from_chunks([chunk], cache.block_size, cache.num_groups)
                 rows.append(self.transformer.forward(batch, cache, every_token=True))
             return np.concatenate(rows)
 
@@ -237,7 +238,7 @@ class LLM:
 
         with self._in_use():
             cache, table = self._own_cache(len(token_ids))
-            batch = Batch.from_chunks([Chunk(token_ids, 0, table)], cache.block_size)
+            batch = Batch.from_chunks([Chunk(token_ids, 0, table)], cache.block_size, cache.num_groups)
             self.transformer.forward(batch, cache, every_token=True, probe=keep)
         return seen
 
@@ -356,7 +357,7 @@ class LLM:
 
     def _own_cache(self, num_tokens: int) -> tuple[KVCache, list[int]]:
         """A cache for one pass outside the engine, and a block table over all of it."""
-        cache, table = self._make_cache(-(-num_tokens // self.kv_cache.block_size)), []
+        cache, table = self._make_cache(KVCache.blocks_for(self.config, num_tokens, self._block_size)), []
         cache.blocks.extend(table, num_tokens)
         self.ops.set_num_threads(self.threads)
         return cache, table
@@ -365,16 +366,19 @@ class LLM:
         try:
             return KVCache(self.config, num_blocks, self._block_size, self._kv_dtype, self.ops.array_library())
         except MemoryError as error:
+            groups = len(self.config.layer_groups)
             raise CapacityError(
-                f"a KV cache of {num_blocks * self._block_size:,} positions does not fit the memory there is "
+                f"a KV cache of {self._block_size * num_blocks // groups:,} positions does not fit the memory there is "
                 f"({error}); give LLM a smaller context_length, or its engine fewer num_blocks"
             ) from error
 
     def _warm_up(self) -> None:
         """Run two tokens and then one through a cache of their own, so that every kernel is compiled or loaded."""
         cache = KVCache.contiguous(self.config, length=3, dtype=self._kv_dtype, xp=self.ops.array_library())
+        table = list(range(cache.num_blocks))
         for start, token_ids in (0, [0, 0]), (2, [0]):
-            self.transformer.forward(Batch.from_chunks([Chunk(token_ids, start, [0])], cache.block_size), cache)
+            batch = Batch.from_chunks([Chunk(token_ids, start, table)], cache.block_size, cache.num_groups)
+            self.transformer.forward(batch, cache)
 
     def __repr__(self):
         return f"LLM({self.transformer!r}, {self.kv_cache!r})"

@@ -9,9 +9,9 @@ beginning. Comparing tokens is exact, where a hash could be fooled.
     └── 7 7 7 2, evicted
         └── 4 0 4 0, in block 6
 
-A node knows the block its content lies in, or None since that was evicted. It stays as long as it has a block, or a
-child: whoever reads the child's text must pass it, whether or not its own keys and values are there. They are of no
-use any more where all layers see only a window, and then are the first to go.
+A node knows the block its content lies in, one for each group of layers (`blocks.py`), or None since that was evicted.
+It stays as long as it has a block, or a child: whoever reads the child's text must pass it, whether or not its own keys
+and values are there. In layers that see only a window they are of no use any more, and then are the first to go.
 """
 
 from __future__ import annotations
@@ -26,24 +26,30 @@ class Node:
     ----------
     parent : the beginning that is one block shorter; None of the root, which is the beginning of all texts.
     tokens : its last block's.
-    block : where that block's keys and values lie, or None.
+    blocks : where that block's keys and values lie, of each group of layers, or None.
     children : the beginnings that are one block longer, by their last block's tokens.
     root : of the tree that it belongs to.
     """
 
-    __slots__ = ("block", "children", "parent", "root", "tokens")
+    __slots__ = ("blocks", "children", "parent", "root", "tokens")
 
-    def __init__(self, parent: Node | None = None, tokens: tuple[int, ...] = ()):
+    def __init__(self, num_groups: int, parent: Node | None = None, tokens: tuple[int, ...] = ()):
         self.parent, self.tokens = parent, tokens
-        self.block: int | None = None
+        self.blocks: list[int | None] = [None] * num_groups
         self.children: dict[tuple[int, ...], Node] = {}
         self.root: Node = self if parent is None else parent.root
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether its keys and values are nowhere any more."""
+        return all(block is None for block in self.blocks)
 
     def __repr__(self):
         length, node = 0, self
         while node.parent is not None:
             length, node = length + 1, node.parent
-        where = "no block" if self.block is None else f"block {self.block}"
+        named = ", ".join("none" if block is None else str(block) for block in self.blocks)
+        where = "no block" if self.is_empty else f"block{'s' if len(self.blocks) > 1 else ''} {named}"
         return f"Node({length} blocks long, {where}, {len(self.children)} children)"
 
 
@@ -53,11 +59,12 @@ class PrefixIndex:
     Attributes
     ----------
     block_size : tokens of a node.
+    num_groups : blocks of a node.
     root : what all texts begin with: nothing.
     """
 
-    def __init__(self, block_size: int):
-        self.block_size = block_size
+    def __init__(self, block_size: int, num_groups: int = 1):
+        self.block_size, self.num_groups = block_size, num_groups
         self.clear()
 
     def follow(self, token_ids: SequenceOf[int]) -> list[Node]:
@@ -70,32 +77,30 @@ class PrefixIndex:
             nodes.append(node)
         return nodes
 
-    def add(self, parent: Node | None, token_ids: SequenceOf[int], block: int) -> Node | None:
-        """The node of `token_ids` behind `parent`; they lie in `block`, unless it knows another that holds the same.
+    def add(self, parent: Node | None, token_ids: SequenceOf[int], blocks: SequenceOf[int]) -> Node | None:
+        """The node of `token_ids` behind `parent`; they lie in `blocks`, unless it knows others that hold the same.
 
         None if `parent` is, or stood in the tree before it was cleared: a beginning must be known from its beginning.
         """
         if parent is None or parent.root is not self.root:
             return None
-        parent, tokens = self._regrown(parent), tuple(token_ids)
-        node = parent.children.get(tokens)
-        if node is None:
-            node = parent.children[tokens] = Node(parent, tokens)
-        if node.block is None:
-            node.block, self._nodes[block] = block, node
+        node = self._child(self._regrown(parent), tuple(token_ids))
+        for group, block in enumerate(blocks):
+            if node.blocks[group] is None:
+                node.blocks[group], self._nodes[block] = block, node
         return node
 
     def evict(self, block: int) -> None:
-        """The content of `block` is given up. Its node goes, and those before it that nothing needs any more."""
+        """The content of `block` is given up. A node without any goes, and those before it that nothing needs."""
         node = self._nodes.pop(block)
-        node.block = None
-        while node.parent is not None and node.block is None and not node.children:
+        node.blocks[node.blocks.index(block)] = None
+        while node.parent is not None and node.is_empty and not node.children:
             del node.parent.children[node.tokens]
             node = node.parent
 
     def clear(self) -> None:
         """Nothing is known any more."""
-        self.root = Node()
+        self.root = Node(self.num_groups)
         self._nodes: dict[int, Node] = {}  # by the block that holds its content
 
     def __contains__(self, block: int) -> bool:
@@ -115,5 +120,11 @@ class PrefixIndex:
             gone.append(node)
             node = node.parent
         for other in reversed(gone):
-            node = node.children.setdefault(other.tokens, Node(node, other.tokens))
+            node = self._child(node, other.tokens)
         return node
+
+    def _child(self, node: Node, tokens: tuple[int, ...]) -> Node:
+        """The node of `tokens` behind `node`, made if there is none."""
+        if tokens not in node.children:
+            node.children[tokens] = Node(self.num_groups, node, tokens)
+        return node.children[tokens]

@@ -82,7 +82,8 @@ def step_work(costs: ModelCosts, chunks: Iterable[tuple[int, int]]) -> Work:
     """One step that advances several sequences: a chunk of n tokens from position `start` on is `(start, n)`.
 
     All share one reading of the weights; keys and values, those before the chunk too, are each sequence's own. Each
-    chunk is scored at its last token.
+    chunk is scored at its last token. Every layer is taken to see all positions: where some have a window, this is more
+    than they must read and compute.
     """
     chunks = list(chunks)
     tokens = sum(n for _, n in chunks)

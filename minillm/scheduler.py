@@ -12,9 +12,10 @@ A sequence is admitted once there are blocks for all its tokens, and takes a fur
 If there is none, whoever was admitted last is *preempted*: it loses its blocks, keeps its tokens, and comes back before
 anybody new, to compute again what the prefix index no longer finds (recompute, Kwon et al. 2023, section 4.5).
 
-Where all layers of a model see only a *window*, a sequence gives back, after each step, the blocks that no query of it
-reaches any more. So it never needs more than the window and a step's tokens take, however long it is: that much it is
-admitted with, and prompts, too, take further blocks chunk by chunk.
+Where layers of a model see only a *window*, a sequence gives back, after each step, those of their blocks that no query
+of it reaches any more. So of them it never holds more than the window and a step's tokens take, however long it is. To
+profit from that, a prompt then takes its blocks chunk by chunk, and an admission leaves to those under way what they
+will come to need.
 
 Nobody starves. Order of first admission never changes, only later ones make way, and nobody overtakes in the queue
 whoever was admitted before: so the first of all always goes on to its end, and then the next is the first. With a
@@ -28,6 +29,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Sequence as SequenceOf
 from itertools import count
+from math import inf
 
 from minillm.blocks import BlockAllocator, held
 from minillm.checks import check_integer, check_number
@@ -48,7 +50,7 @@ class Scheduler:
 
     Parameters
     ----------
-    blocks : BlockAllocator of the KV cache.
+    blocks : BlockAllocator of the KV cache; it knows the windows of the model's layers.
     policy : one of POLICIES.
     max_batch_tokens : a step computes at most so many tokens.
     max_sequences : at most so many completions hold blocks.
@@ -56,7 +58,6 @@ class Scheduler:
     watermark : share of the pool, from 0 up to but not 1, that an admission must leave available while others run, so
         that these find blocks to grow into.
     prefix_caching : whether computed blocks are published, and looked up for who is admitted.
-    window : how many positions a query sees in every layer of the model, its own the last; None if it sees all in some.
 
     Attributes
     ----------
@@ -81,7 +82,6 @@ class Scheduler:
         admission: str = "fcfs",
         watermark: float = 0.01,
         prefix_caching: bool = True,
-        window: int | None = None,
     ):
         if policy not in POLICIES:
             raise ValueError(f"policy is {policy!r}; it can be {', '.join(POLICIES)}")
@@ -91,7 +91,6 @@ class Scheduler:
         self.max_sequences = check_integer("max_sequences", max_sequences, 1)
         self.watermark = check_number("watermark", watermark, "from 0 up to but not 1", 0, 1, excluded=1)
         self.prefix_caching = prefix_caching
-        self.window = None if window is None else check_integer("window", window, 1)
         self.running: list[Sequence] = []
         self.waiting = WaitingQueue(admission)
         self._requests: dict[str, list[Sequence]] = {}  # the unfinished ones' unfinished sequences
@@ -128,23 +127,30 @@ class Scheduler:
             )
         needed = self.most_blocks(sequence.most_positions)
         if needed > self.blocks.num_blocks:
-            at_once = ""
+            at_once, remedy = "", "shorten one"
             if needed < self.blocks.blocks_for(sequence.most_positions):
-                at_once = f" at once, with a window of {self.window} and max_batch_tokens of {self.max_batch_tokens}"
+                window = max(filter(None, self.blocks.windows))
+                at_once = f" at once, with a window of {window} and max_batch_tokens of {self.max_batch_tokens}"
+                if None not in self.blocks.windows:  # however long a text, it would then fit
+                    remedy = "lower max_batch_tokens"
             raise RequestError(
                 f"a prompt of {sequence.num_prompt_tokens} tokens and max_tokens of {sequence.max_tokens} can come to "
                 f"fill {sequence.most_positions} positions, which takes {needed} blocks of "
-                f"{self.blocks.block_size}{at_once}, but the pool has {self.blocks.num_blocks}: "
-                f"{'lower max_batch_tokens' if at_once else 'shorten one'}, or give the engine more num_blocks"
+                f"{self.blocks.block_size}{at_once}, but the pool has {self.blocks.num_blocks}: {remedy}, or give the "
+                "engine more num_blocks"
             )
 
     def most_blocks(self, num_positions: int) -> int:
-        """How many blocks a sequence that comes to fill `num_positions` holds at most."""
-        needed = self.blocks.blocks_for(num_positions)
-        if self.window is None:
-            return needed
-        at_once = self.window - 1 + self.max_batch_tokens  # what a step's first query sees behind it, and the step
-        return min(needed, self.blocks.blocks_for(at_once - 1) + 1)  # wherever in a block they begin
+        """How many blocks a sequence that comes to fill `num_positions` holds at most, at any one time."""
+        rows = self.blocks.rows_for(num_positions)
+        return sum(min(rows, self._most_rows(window)) for window in self.blocks.windows)
+
+    def _most_rows(self, window: int | None) -> float:
+        """How many rows of its table a sequence of any length has not given back at most, in layers of this window."""
+        if window is None:
+            return inf
+        at_once = window - 1 + self.max_batch_tokens  # what a step's first query sees behind it, and the step
+        return self.blocks.rows_for(at_once - 1) + 1  # wherever in a block they begin
 
     def end(self, request_id: str, reason: str) -> list[Finished]:
         """End a request's unfinished sequences now, wherever they are; their blocks are available at once.
@@ -198,7 +204,7 @@ class Scheduler:
             sequence = chunk.sequence
             sequence.num_computed = chunk.stop
             self._publish(sequence)
-            self._give_back(sequence)
+            self.blocks.give_back_behind(sequence.block_table, sequence.num_computed)
             members = self._part(sequence) if chunk.num_samples else []
             for member, choice in zip(members, choices, strict=True):
                 if choice.token_id is not None:
@@ -248,31 +254,38 @@ class Scheduler:
             self._advance(sequence, plan)
 
     def _enter(self, sequence: Sequence, plan: StepPlan) -> bool:
-        """Give `sequence` the blocks it needs, found ones first, and let it run; False if there are too few.
+        """Let `sequence` run, with the blocks that are found; False if there are too few for all it will come to hold.
 
-        Those are blocks for all its tokens or, with a window, for as many as it can need before some come back.
+        It takes them at once or, where some come back on the way, those of its first step.
         """
         blocks, num_tokens = self.blocks, len(sequence.token_ids)
         # Not all of them: the last token is always computed, for its scores choose the next.
-        found, node = blocks.find(sequence.token_ids[:-1], self.window) if self.prefix_caching else ([], None)
-        num_cached = len(found) * blocks.block_size
-        end = num_tokens
-        if self.window is not None:
-            end = min(num_tokens, max(num_cached, self.window - 1) + self.max_batch_tokens)
-        revived = sum(not blocks.references[block] for block in held(found))  # available, but not to be handed out
-        left = blocks.num_available - revived - (blocks.blocks_for(end) - len(found))
+        found, node = blocks.find(sequence.token_ids[:-1]) if self.prefix_caching else ([], None)
+        num_cached = len(found) // blocks.num_groups * blocks.block_size
+        kept = held(found)
+        revived = sum(not blocks.references[block] for block in kept)  # available, but not to be handed out
+        promised = sum(self._still_needed(other) for other in self.running)
+        left = blocks.num_available - revived - promised - (self.most_blocks(num_tokens) - len(kept))
         if left < (int(self.watermark * blocks.num_blocks) if self.running else 0):
             return False
         self.waiting.pop()
         plan.admitted.append(Admitted(sequence, num_cached, after_preemption=sequence.rank is not None))
         sequence.block_table = blocks.share(found)
+        some_come_back = self.most_blocks(num_tokens) < blocks.blocks_for(num_tokens)
+        end = min(num_tokens, num_cached + self.max_batch_tokens) if some_come_back else num_tokens
         plan.evicted += blocks.extend(sequence.block_table, end)
         sequence.num_computed, sequence.prefill_end = num_cached, num_tokens
-        sequence.num_published, sequence.published = len(found), node
+        sequence.num_published, sequence.published = len(found) // blocks.num_groups, node
         if sequence.rank is None:
             sequence.rank = (next(self._ranks), sequence.completion)
         insort(self.running, sequence, key=_rank)
         return True
+
+    def _still_needed(self, sequence: Sequence) -> int:
+        """Blocks that a prompt under way was admitted for, and has not taken yet."""
+        if not sequence.in_prefill:
+            return 0
+        return max(0, self.most_blocks(sequence.prefill_end) - len(held(sequence.block_table)))
 
     def _advance(self, sequence: Sequence, plan: StepPlan) -> None:
         """Prefill as much of `sequence` as the budget allows."""
@@ -286,8 +299,10 @@ class Scheduler:
         False if that is `sequence` itself.
         """
         blocks, table, start = self.blocks, sequence.block_table, sequence.num_computed
-        index = start // blocks.block_size
-        while (missing := blocks.blocks_for(start + num_tokens) - len(table)) > 0 or blocks.is_shared(table[index]):
+        row = blocks.row(start)
+        while (missing := blocks.blocks_for(start + num_tokens) - len(table)) > 0 or (
+            shared := [place for place in row if blocks.is_shared(table[place])]
+        ):
             if blocks.num_available < max(missing, 1):
                 victim = self.running[-1]
                 plan.preempted.append(Preempted(victim, victim.num_computed))
@@ -298,8 +313,8 @@ class Scheduler:
             elif missing > 0:
                 plan.evicted += blocks.extend(table, start + num_tokens)
             else:
-                source, evicted = blocks.own(table, index)
-                plan.copies.append((source, table[index]))
+                source, evicted = blocks.own(table, shared[0])
+                plan.copies.append((source, table[shared[0]]))
                 plan.evicted += evicted
         return True
 
@@ -310,19 +325,14 @@ class Scheduler:
     # --- after a step -------------------------------------------------------------------------------------------
 
     def _publish(self, sequence: Sequence) -> None:
-        """Offer the blocks that have become full of computed tokens to the prefix index."""
+        """Offer the rows that have become full of computed tokens to the prefix index."""
         if not self.prefix_caching:
             return
         size = self.blocks.block_size
-        for index in range(sequence.num_published, sequence.num_computed // size):
-            token_ids = sequence.token_ids[index * size : (index + 1) * size]
-            sequence.published = self.blocks.publish(sequence.block_table, index, token_ids, sequence.published)
+        for row in range(sequence.num_published, sequence.num_computed // size):
+            token_ids = sequence.token_ids[row * size : (row + 1) * size]
+            sequence.published = self.blocks.publish(sequence.block_table, row, token_ids, sequence.published)
         sequence.num_published = sequence.num_computed // size
-
-    def _give_back(self, sequence: Sequence) -> None:
-        """Let go of the blocks that lie behind the window of the next query, and so of all that come after it."""
-        first = self.blocks.first_reached(sequence.num_computed, self.window)
-        self.blocks.give_back_before(sequence.block_table, first)
 
     def _part(self, sequence: Sequence) -> list[Sequence]:
         """At the end of the prompt: as many sequences as completions were asked for, sharing all blocks so far."""

@@ -24,9 +24,10 @@ class Sequence:
     priority : smaller goes first, where the admission order looks at it.
     num_computed : how many tokens have their key and value in the cache.
     prefill_end : tokens known when it was last admitted: up to there it is in prefill, from there on it decodes.
-    num_published : how many blocks of its table, from the first on, have been offered to the prefix index.
+    num_published : how many rows of its table, from the first on, have been offered to the prefix index.
     published : the node of the last of them in the prefix index; None where nobody can find it.
-    block_table : the cache blocks its tokens lie in, in order; GIVEN_BACK for those that no query reaches any more.
+    block_table : the cache blocks its tokens lie in, in order (of each group of layers, side by side); GIVEN_BACK for
+        those that no query reaches any more.
     rank : (order of first admission, completion), or None before that: who goes first when not all can go.
     """
 

@@ -88,13 +88,16 @@ class Transformer:
         Raises
         ------
         ValueError
-            A token id is not in the vocabulary, or a position not among those that the model has learned.
+            A token id is not in the vocabulary, or a position not among those that the model has learned; or batch and
+            cache are not of the same groups of layers.
         """
         if not 0 <= batch.token_ids.min() <= batch.token_ids.max() < self.config.vocab_size:
             raise ValueError(f"{batch} holds a token id outside 0 to {self.config.vocab_size - 1}")
         ops, config, xp = self.ops, self.config, self.xp
         if config.learned_positions and batch.positions.max() >= config.context_length:
             raise ValueError(f"{batch} goes beyond the {config.context_length} positions that the model has learned")
+        if len(batch.slots) != kv_cache.num_groups:
+            raise ValueError(f"{batch} has tables of {len(batch.slots)} groups of layers, but {kv_cache!r}")
         if probe is not no_probe:
             probe = with_copies(probe, ops.to_numpy)
         batch = Batch(*map(ops.as_indices, vars(batch).values()))  # once a step, not once a layer
@@ -158,6 +161,7 @@ class Transformer:
         """What each token gathers from those before it: [T, D] -> [T, D]. Writes the step's keys and values."""
         ops, config, layer, name = self.ops, self.config, self.layers[index], f"layers.{index}.attention"
         T, K, window, reshape = batch.num_tokens, config.head_dim, config.window(index), self.xp.reshape
+        group, place = kv_cache.places[index].tolist()
         q = reshape(ops.linear(x, layer.q.weight, layer.q.bias), (T, -1, K))
         k = reshape(ops.linear(x, layer.k.weight, layer.k.bias), (T, -1, K))
         v = reshape(ops.linear(x, layer.v.weight, layer.v.bias), (T, -1, K))
@@ -170,8 +174,8 @@ class Transformer:
         probe(f"{name}.q", q)
         probe(f"{name}.k", k)
         probe(f"{name}.v", v)
-        ops.write_kv(k, v, kv_cache.keys, kv_cache.values, index, batch.slots)
-        where = index, batch.positions, batch.query_starts, batch.block_tables
+        ops.write_kv(k, v, kv_cache.keys, kv_cache.values, place, batch.slots[group])
+        where = place, batch.positions, batch.query_starts, batch.block_tables[group]
         how = config.query_scale, window, config.attention_soft_cap
         if probe is not no_probe:  # `attention` keeps neither
             scores = ops.attention_scores(q, kv_cache.keys, *where, *how)

@@ -302,4 +302,4 @@ def _add_tokenizer(writer: gguf.GGUFWriter) -> None:
 
 def uncompiled(stderr: str) -> str:
     """What a program said, but for the line that announces the compiler: tests run in no fixed order."""
-    return stderr.replace("compiling the kernels for this machine (once, under a minute) ...\n", "")
+    return stderr.replace("compiling the kernels for this machine (once, about a minute) ...\n", "")

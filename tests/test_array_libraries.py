@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import array_api_strict
 import numpy as np
 import pytest
-from tiny_models import CONFIGS, random_weights
+from tiny_models import CONFIGS, in_groups, random_weights
 
 from minillm.batch import Batch, Chunk
 from minillm.kv_cache import KVCache
@@ -24,13 +24,14 @@ DECODED = [Chunk([11], 11, [3, 0, 5]), Chunk([12, 13], 1, [2])]
 
 
 def logits(config, ops):
-    transformer = Transformer(config, random_weights(config), ops)
-    cache = KVCache(config, num_blocks=6, block_size=4, xp=ops.array_library())
-    first = transformer.forward(Batch.from_chunks(CHUNKS, 4), cache)
-    cache.copy_block(2, 4)  # as for a shared block that is about to be written
+    transformer, groups = Transformer(config, random_weights(config), ops), len(config.layer_groups)
+    cache = KVCache(config, num_blocks=6 * groups, block_size=4, xp=ops.array_library())
+    first = transformer.forward(Batch.from_chunks(in_groups(CHUNKS, groups), 4, groups), cache)
+    for group in range(groups):
+        cache.copy_block(2 * groups + group, 4 * groups + group)  # as for a shared block that is about to be written
     last = [DECODED[0], Chunk(DECODED[1].token_ids, 1, [4])]
-    seen = {}
-    second = transformer.forward(Batch.from_chunks(last, 4), cache, every_token=True, probe=seen.__setitem__)
+    batch, seen = Batch.from_chunks(in_groups(last, groups), 4, groups), {}
+    second = transformer.forward(batch, cache, every_token=True, probe=seen.__setitem__)
     values = [value for name, value in seen.items() if not name.endswith((".chosen", "logits"))]
     assert {type(value) for value in values} == {type(ops.array_library().asarray(0.0))}
     return first, second

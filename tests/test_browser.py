@@ -81,7 +81,7 @@ def opened(browser, tmp_path):
     assert problems == []
 
 
-def run_of(policy, seed=1, num_blocks=12):
+def run_of(policy, seed=1, num_blocks=12, windows=(20,)):
     """Preemptions, shared prefixes, completions that part: seven requests in a pool too small, behind windows."""
     config = EngineConfig(
         policy=policy, block_size=4, num_blocks=num_blocks, max_batch_tokens=16, max_sequences=4
@@ -89,14 +89,14 @@ def run_of(policy, seed=1, num_blocks=12):
     requests = [
         (n, Sequence.of(f"r{n}", [0] * 8 + [n + 1] * (n + 1), 10 + n, num_forks=2 if n == 2 else 1)) for n in range(7)
     ]
-    trace = served(config, requests, Random(seed), window=20)
+    trace = served(config, requests, Random(seed), windows)
     trace.facts.costs = COSTS
     return trace
 
 
 @pytest.fixture(scope="module")
 def run():
-    trace = run_of("chunked")
+    trace = run_of("chunked", num_blocks=24, windows=(20, None))
     assert any(record.preempted for record in trace)
     assert any(record.pool.copies for record in trace)
     assert any(record.prefix_hits for record in trace)
@@ -285,11 +285,17 @@ def test_the_slider_moves_every_view_to_what_the_record_says(opened, run):
             assert texts(tab, ".block-table li") == [f"{gone} given back"] * (gone > 0) + [
                 f"{block}{f' ×{pool.references[block]}' if pool.references[block] > 1 else ''}" for block in holds
             ]
-            last = f"positions {(gone + len(holds) - 1) * 4} to {(gone + len(holds)) * 4 - 1} lie in block {holds[-1]}"
+            end, which = len(sequence.block_table) // 2 * 4, "of group 1 of the layers (which see all)"
+            last = f"positions {end - 4} to {end - 1} {which} lie in block {holds[-1]}"
             assert tab.locator(".block-table li").last.get_attribute("title") == last
+            if gone:
+                behind = (
+                    f"no query reaches positions 0 to {4 * gone - 1} of group 0 of the layers (with a window of 20)"
+                )
+                assert tab.locator(".block-table li").first.get_attribute("title") == f"{behind} any more"
             said = tab.locator(".map").get_attribute("aria-label")
             assert f"{name} holds blocks {', '.join(map(str, holds))}" in said
-            assert (f"given back {gone} before them" in said) == (gone > 0)
+            assert (f"given back {gone}." in said) == (gone > 0)
             assert tab.locator(".story-heading bdi").text_content() == name
             fresh = tab.locator(".fresh").text_content()
             told = tab.locator(".prompt").text_content(), tab.locator(".answer").text_content() + fresh

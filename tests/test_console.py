@@ -53,19 +53,21 @@ def runs(draw):
         prompt = [0] * draw(st.integers(0, 9)) + [number + 1] * draw(st.integers(1, 9))
         more = {"max_tokens": draw(st.integers(1, 30)), "num_forks": draw(st.sampled_from([1, 1, 1, 2, 3]))}
         requests.append((draw(st.integers(0, 10)), Sequence.of(f"r{number}", prompt, **more)))
-    needed = max(-(-sequence.most_positions // size) for _, sequence in requests)
+    windows = draw(st.sampled_from([[None], [None], [7], [None, 7]]))
+    needed = len(windows) * max(-(-sequence.most_positions // size) for _, sequence in requests)
     config = EngineConfig(
         policy=draw(st.sampled_from(POLICIES)), block_size=size, num_blocks=needed + draw(st.integers(0, 6)),
         max_batch_tokens=budget, max_sequences=draw(st.integers(3, 8)),
     )  # fmt: skip
-    return served(config, requests, Random(draw(st.integers(0, 2**32))), draw(st.sampled_from([None, None, None, 7])))
+    return served(config, requests, Random(draw(st.integers(0, 2**32))), windows)
 
 
-def served(config, requests, choose, window=None):
+def served(config, requests, choose, windows=(None,)):
     """A Trace of requests, (before which step it comes, Sequence) each, whose tokens are drawn from WORDS."""
-    scheduler = config.scheduler(BlockAllocator(config.num_blocks, config.block_size), window)
+    scheduler = config.scheduler(BlockAllocator(config.num_blocks, config.block_size, windows))
+    pool = config.block_size, config.num_blocks
     facts = RunFacts(
-        "none", config.policy, "fcfs", config.block_size, config.num_blocks, config.max_batch_tokens, 8, 0.01, True
+        "none", config.policy, "fcfs", *pool, config.max_batch_tokens, 8, 0.01, True, windows=list(windows)
     )
     trace, step = Trace(facts), 0
     while requests or scheduler.has_unfinished:

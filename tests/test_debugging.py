@@ -133,7 +133,7 @@ def test_pdb_stops_in_every_stage_and_reads_the_arrays(example, tiny):
     assert arrays["token_ids"] == [token for _, ids, _ in chunks for token in ids]
     assert arrays["positions"] == [start + n for start, ids, _ in chunks for n in range(len(ids))]
     tables = [chunks[0][2]] * len(chunks[0][1]) + [chunks[1][2]] * len(chunks[1][1])
-    assert arrays["slots"] == [t[p // 8] * 8 + p % 8 for t, p in zip(tables, arrays["positions"], strict=True)]
+    assert arrays["slots"] == [[t[p // 8] * 8 + p % 8 for t, p in zip(tables, arrays["positions"], strict=True)]]
     assert "attend()" in said["into attention"]
     first = seen["layers.0.attention.weights"][
         :1, :, : chunks[0][0] + 1

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from minillm import BusyError, Engine, EngineConfig, NumericError, RequestError, SamplingParams
 from minillm.batch import Batch, Chunk
+from minillm.blocks import BlockAllocator
 from minillm.checkpoints import open_checkpoint
 from minillm.engine import stream_seed
 from minillm.engine.answer import Answer
@@ -30,34 +31,35 @@ from minillm.trace import StepRecord, Trace, from_json, held, request_metrics, r
 from minillm.transformer import Transformer
 
 CONTEXT = 64
-WINDOWS = [None, 3, 12]  # of every two of the models
+WINDOWS = [[None], [None], [3], [3], [12], [12], [3, None], [12, None]]  # of the groups of layers of each model
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 "
 
 
 class Model:
     """A transformer and its tokenizer, and what each request answers that has them to itself."""
 
-    def __init__(self, path, window=None):
+    def __init__(self, path, windows):
         checkpoint = open_checkpoint(path)
         self.tokenizer, config = checkpoint.tokenizer, checkpoint.config
-        if window is not None:
-            config = replace(config, sliding_window=window, window_layers=tuple(range(config.num_layers)))
+        layers = range(0 if windows == [None] else 1 if None in windows else config.num_layers)
+        config = replace(config, sliding_window=windows[0], window_layers=tuple(layers))
+        assert config.group_windows == tuple(windows)
         self.transformer = Transformer(config, lambda name: checkpoint.tensors[name].read(), backend("numba"))
 
     def engine(self, config):
         cache = KVCache(self.transformer.config, config.num_blocks, config.block_size, config.kv_dtype)
         cache.keys[:], cache.values[:] = 6e4, -6e4  # whoever reads what nobody wrote, shows
-        scheduler = config.scheduler(cache.blocks, self.transformer.config.reach)
+        scheduler = config.scheduler(cache.blocks)
         return Engine(self.transformer, cache, scheduler, tokenizer=self.tokenizer, context_length=CONTEXT)
 
     def alone(self, prompt, params, completion=0, kv_dtype="float32"):
         """The loop without an engine: one unbroken cache, the whole prompt at once, then token by token."""
         cache = KVCache.contiguous(self.transformer.config, CONTEXT, dtype=kv_dtype)
-        answer = Answer(self.tokenizer, params)
+        answer, table = Answer(self.tokenizer, params), list(range(cache.num_blocks))
         tokens, logprobs, texts, reason = list(prompt), [], [], None
         start, seed = 0, stream_seed(params.seed, completion)
         while reason is None:
-            batch = Batch.from_chunks([Chunk(tokens[start:], start, [0])], CONTEXT)
+            batch = Batch.from_chunks([Chunk(tokens[start:], start, table)], CONTEXT, cache.num_groups)
             logits = self.transformer.forward(batch, cache)
             start = len(tokens)
             chosen = sample(logits[0], params, seed, start - len(prompt), tokens)
@@ -70,7 +72,8 @@ class Model:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """Two tiny ones: floats and quantized, heads alone and heads in groups; and the same with windows in all layers."""
+    """Two tiny ones: floats and quantized, heads alone and heads in groups; and the same with windows in all layers,
+    the second, of two layers, also in one alone."""
     folder = tmp_path_factory.mktemp("models")
     paths = [
         write_gguf(folder / f"{storage}.gguf", random_llama(seed, **size), storage, with_tokenizer=True)
@@ -85,7 +88,7 @@ def models(tmp_path_factory):
         )
         if size.update(vocab_size=262, intermediate_size=32) is None
     ]
-    return [Model(path, window) for window in WINDOWS for path in paths]
+    return [Model(paths[number % 2 or None in windows[1:]], windows) for number, windows in enumerate(WINDOWS)]
 
 
 class Answers:
@@ -132,7 +135,7 @@ sampling = st.builds(
 @st.composite
 def workloads(draw):
     """A model; requests, many of which begin alike; when they come, and who is aborted when; an engine for each."""
-    which = draw(st.integers(0, 5))
+    which = draw(st.integers(0, len(WINDOWS) - 1))
     beginnings = draw(st.lists(st.lists(st.integers(3, 6), max_size=20), min_size=1, max_size=2))
     requests = []
     for _ in range(draw(st.integers(1, 6))):
@@ -143,9 +146,11 @@ def workloads(draw):
     aborts = draw(st.dictionaries(st.integers(0, len(requests) - 1), st.integers(0, 12), max_size=2))
     block_size = draw(st.integers(1, 9))
     longest = max(len(prompt) + params.max_tokens - 1 for prompt, params, _ in requests)
-    least, max_batch_tokens, window = -(-longest // block_size), draw(st.integers(1, 40)), WINDOWS[which // 2]
-    if window is not None:
-        least = min(least, 1 - (2 - window - max_batch_tokens) // block_size)
+    rows, max_batch_tokens = -(-longest // block_size), draw(st.integers(1, 40))
+    at_once = [
+        rows if window is None else 1 - (2 - window - max_batch_tokens) // block_size for window in WINDOWS[which]
+    ]
+    least = sum(min(rows, own) for own in at_once)
     config = EngineConfig(
         policy=draw(st.sampled_from(POLICIES)),
         block_size=block_size,
@@ -304,10 +309,10 @@ def test_behind_a_window_texts_pass_that_are_many_times_the_pool(models, prompt_
         models[5].engine(config).add_request(prompt[:prompt_length], params)
 
 
-def test_a_scheduler_with_another_window_than_the_model_s_is_refused(models):
+def test_a_scheduler_over_other_blocks_than_the_cache_s_is_refused(models):
     cache = KVCache(models[0].transformer.config, 4)
-    scheduler = EngineConfig().scheduler(cache.blocks, window=3)
-    with pytest.raises(ValueError, match="the scheduler's window is 3, but the model's is None"):
+    scheduler = EngineConfig().scheduler(BlockAllocator(7, 16))
+    with pytest.raises(ValueError, match=r"over BlockAllocator.* of 7 blocks of 16.* make it over kv_cache.blocks"):
         Engine(models[0].transformer, cache, scheduler)
 
 

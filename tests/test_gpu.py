@@ -20,7 +20,7 @@ from test_ops import (
     seeds,
     ways,
 )
-from tiny_models import CONFIGS, random_weights
+from tiny_models import CONFIGS, in_groups, random_weights
 
 from minillm import LLM, SamplingParams
 from minillm.batch import Batch, Chunk
@@ -207,7 +207,8 @@ def test_every_architecture_and_its_same_bits(ops, name):
     def logits(ops, prompts):
         """Of the prompts in two uneven pieces, and then of a token each."""
         transformer = Transformer(config, random_weights(config), ops)
-        cache = KVCache(config, 12, block_size=4, xp=ops.array_library())
+        groups = len(config.layer_groups)
+        cache = KVCache(config, 12 * groups, block_size=4, xp=ops.array_library())
         tables = [[3 * row + 2, 3 * row, 3 * row + 1] for row in range(len(prompts))]
         rows = []
         for cuts in [lambda p: (0, len(p) // 2), lambda p: (len(p) // 2, len(p)), lambda p: (len(p), len(p) + 1)]:
@@ -217,7 +218,7 @@ def test_every_architecture_and_its_same_bits(ops, name):
                 if len(range(*cuts(prompt)))
             ]
             if chunks:
-                rows.append(transformer.forward(Batch.from_chunks(chunks, 4), cache))
+                rows.append(transformer.forward(Batch.from_chunks(in_groups(chunks, groups), 4, groups), cache))
         return rows[-2:]
 
     together = logits(ops, PROMPTS)

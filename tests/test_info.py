@@ -14,6 +14,7 @@ from rich.console import Console
 
 from minillm import cli
 from minillm.checkpoints import open_checkpoint
+from minillm.config import ModelConfig
 from minillm.engine import EngineConfig
 from minillm.info import (
     Memory,
@@ -22,11 +23,12 @@ from minillm.info import (
     find_memory,
     memory,
     positions_held,
+    sequence_bytes,
     sequences_that_fit,
     tensor_groups,
 )
 from minillm.info.report import BYTES_PER_NUMBER, format_bytes, show
-from minillm.kv_cache import KVCache
+from minillm.kv_cache import DTYPES, KVCache
 from minillm.ops import backend
 from minillm.roofline import kv_bytes_per_token
 from minillm.transformer import Transformer
@@ -208,21 +210,30 @@ def test_behind_a_window_no_more_is_held_than_the_window_and_a_step_take(context
 def test_a_model_of_windows_says_what_a_sequence_holds(tmp_path, capsys):
     windows = {"sliding_window": 100, "max_position_embeddings": 4096}
     random_model(transformers.MistralConfig(**TINY | windows)).save_pretrained(tmp_path)
-    assert open_checkpoint(tmp_path).config.reach == 100
     assert cli.main(["info", str(tmp_path), "--memory", "0.5"]) == 0
     out, _ = capsys.readouterr()
     assert "4,096 positions; the last 100 in 2 of 2 layers" in out
-    assert "No layer sees more than the last 100 positions, so no sequence holds more than 640." in out
+    assert "2 of 2 layers see no more than the last 100 positions; no sequence holds more than 640 there." in out
     rows = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in out.splitlines() if "|" in line]
     by_context = {row[0]: row[1:] for row in rows}
     assert by_context["4,096"] == by_context["1,024"]  # 640 positions of 2 layers' 2 keys and 2 values of 16
     assert by_context["4,096"][0] == format_bytes(640 * 2 * 2 * 2 * 16 * 4)
 
 
-@given(st.integers(-(10**12), 10**12), st.integers(1, 10**6), st.integers(1, 10**6))
-def test_as_many_as_fit(free, context, bytes_per_token):
-    count = sequences_that_fit(free, context, bytes_per_token)
-    assert count * context * bytes_per_token <= max(free, 0) < (count + 1) * context * bytes_per_token
+@given(st.sets(st.integers(0, 8)), st.integers(1, 300), st.integers(1, 60), st.sampled_from(DTYPES))
+def test_what_a_sequence_holds_are_blocks_of_the_cache(windowed, window, rows, dtype):
+    """As many as its scheduler reckons with, of the size they have there, whichever layers have the window."""
+    tiny = ModelConfig("tiny", 70, 24, 40, 9, 4, 2, 8, 10_000, sliding_window=window, window_layers=tuple(windowed))
+    engine = EngineConfig(max_batch_tokens=64)
+    cache = KVCache(tiny, num_blocks=1, block_size=engine.block_size, dtype=dtype)
+    held = engine.scheduler(cache.blocks).most_blocks(rows * engine.block_size) * cache.bytes_per_block
+    assert sequence_bytes(tiny, rows * engine.block_size, BYTES_PER_NUMBER[dtype], engine) == held
+
+
+@given(st.integers(-(10**12), 10**12), st.integers(1, 10**12))
+def test_as_many_as_fit(free, num_bytes):
+    count = sequences_that_fit(free, num_bytes)
+    assert count * num_bytes <= max(free, 0) < (count + 1) * num_bytes
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_weights_of_a_batch_gather_what_attention_gathered(llm):
     _, cache, batch = forward(llm, case, seen.__setitem__)
     for index in range(llm.config.num_layers):
         weights, gathered = (seen[f"layers.{index}.attention.{part}"] for part in ("weights", "gathered"))
-        for row, table in enumerate(batch.block_tables):
+        for row, table in enumerate(batch.block_tables[0]):
             values = cache.values[table, index].transpose(1, 0, 2, 3).reshape(llm.config.num_kv_heads, -1, 16)
             values = values.repeat(2, axis=0)[:, : weights.shape[2]]  # two query heads share one
             for t in range(batch.query_starts[row], batch.query_starts[row + 1]):

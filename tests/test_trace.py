@@ -1,6 +1,7 @@
 """Traces: what is written is read back equal, and a file that says something else is told apart, line by line."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from minillm.trace import (
 )
 
 N = 8  # blocks
+TWO = [RunningSequence("a", 0, 3, 3, [0, 1]), RunningSequence("b", 0, 2, 2, [1])]  # who share a block
 FACTS = RunFacts("tiny", "chunked", "fcfs", 4, N, 64, 4, 0.01, True, ModelCosts(100, 8, 200, 50, 16))
 
 names = st.text(max_size=5)
@@ -37,18 +39,28 @@ counts = st.integers(0, 100)
 numbers = st.floats(0, 1e6)
 blocks = st.integers(0, N - 1)
 held = st.lists(blocks, max_size=4)
-tables = st.builds(list.__add__, st.lists(st.just(-1), max_size=3), held)  # the first may have been given back
+
+
+@st.composite
+def tables(draw, groups):
+    """A block table, of each group of layers side by side; the first of each may have been given back."""
+    rows = draw(st.integers(0, 5))
+    parts = []
+    for _ in range(groups):
+        gone = draw(st.integers(0, rows))
+        parts.append([-1] * gone + draw(st.lists(blocks, min_size=rows - gone, max_size=rows - gone)))
+    return [block for row in zip(*parts, strict=True) for block in row]
+
+
 tokens = st.builds(SampledToken, counts, counts, names, st.none() | st.floats(-50, 0), st.none() | names)
-chunks = st.builds(
-    ChunkRecord,
-    names,
-    counts,
-    st.sampled_from(["prefill", "decode"]),
-    counts,
-    st.lists(counts, min_size=1, max_size=5),
-    tables,
-    st.lists(tokens, max_size=3),
-)
+
+
+def chunks(groups):
+    phases, token_ids = st.sampled_from(["prefill", "decode"]), st.lists(counts, min_size=1, max_size=5)
+    sampled = st.lists(tokens, max_size=3)
+    return st.builds(ChunkRecord, names, counts, phases, counts, token_ids, tables(groups), sampled)
+
+
 params = st.dictionaries(names, counts | names | st.lists(counts, max_size=2), max_size=2)
 
 
@@ -67,10 +79,11 @@ def few(strategy):
 
 @st.composite
 def traces(draw):
-    trace, first, time = Trace(FACTS), draw(counts), 0.0
+    windows = draw(st.lists(st.none() | st.integers(1, 9), min_size=1, max_size=3))
+    trace, first, time, groups = Trace(replace(FACTS, windows=windows)), draw(counts), 0.0, len(windows)
     for step in range(draw(st.integers(0, 3))):
         time += draw(numbers)
-        running = draw(few(st.builds(RunningSequence, names, counts, counts, counts, tables)))
+        running = draw(few(st.builds(RunningSequence, names, counts, counts, counts, tables(groups))))
         waiting = draw(few(names))
         trace.append(
             StepRecord(
@@ -99,7 +112,7 @@ def traces(draw):
                 finished=draw(
                     few(st.builds(Finish, names, counts, names, st.none() | names, st.just(ValueError("kept apart"))))
                 ),
-                chunks=draw(few(chunks)),
+                chunks=draw(few(chunks(groups))),
                 running=running,
                 waiting=waiting,
                 num_waiting=len(waiting) + draw(counts),
@@ -227,8 +240,7 @@ def test_a_field_changed_by_hand_is_named_or_harmless(path, trace, data):
     ],
 )
 def test_what_cannot_be(path, change, message):
-    running = [RunningSequence("a", 0, 3, 3, [0, 1]), RunningSequence("b", 0, 2, 2, [1])]
-    line = to_json(step(0, running=running))
+    line = to_json(step(0, running=TWO))
     change(line)
     header = next(Trace(FACTS).lines())
     path.write_text(f"{header}\n{json.dumps(line)}\n", encoding="utf-8")
@@ -236,11 +248,27 @@ def test_what_cannot_be(path, change, message):
         Trace.read(path)
 
 
-def test_the_version_before_is_read_as_well(path):
-    running = [RunningSequence("a", 0, 3, 3, [0, 1]), RunningSequence("b", 0, 2, 2, [1])]
-    trace = Trace(FACTS, [step(0, running=running)])
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ([0, 1, 2], "line 2: a block table has 3 blocks, of 2 groups of layers"),
+        ([0, -1, -1, -1], "line 2: a block table names block 0 before one given back"),
+        ([-1, 0, -1, -1], "line 2: a block table names block 0 before one given back"),
+    ],
+)
+def test_what_cannot_be_of_two_groups_of_layers(path, table, message):
+    trace = Trace(replace(FACTS, windows=[5, None]), [step(0, running=[RunningSequence("a", 0, 3, 3, table)])])
+    trace.write(path)
+    with pytest.raises(TraceError, match=message):
+        Trace.read(path)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_the_versions_before_are_read_as_well(path, version):
+    trace = Trace(FACTS, [step(0, running=TWO)])
     header, *steps = trace.lines()
-    older = header.replace('"minillm_trace": 3', '"minillm_trace": 2')
+    older = header.replace('"minillm_trace": 4', f'"minillm_trace": {version}').replace(', "windows": [null]', "")
+    assert "windows" not in older
     path.write_text("".join(f"{line}\n" for line in (older, *steps)), encoding="utf-8")
     assert Trace.read(path) == trace
 
@@ -248,14 +276,16 @@ def test_the_version_before_is_read_as_well(path):
 def test_what_is_no_trace(path):
     header = next(Trace(FACTS).lines())
     step = '{"step": 0}'
-    other = header.replace('"minillm_trace": 3', '"minillm_trace": 1')
+    other = header.replace('"minillm_trace": 4', '"minillm_trace": 1')
     for text, message in (
         ("", "line 1 is missing: the file is empty"),
         (step + "\n", "line 1 is no trace's header"),
         ("TIMESTAMP,ContextTokens\n", "line 1 is not JSON"),
         ("[1]\n", "line 1 holds a JSON list; wanted an object"),
-        (other + "\n", "line 1: a trace of version 1, but this minillm reads version 3"),
-        ('{"minillm_trace": 3}\n', "line 1, run is None; wanted an object with model"),
+        (other + "\n", "line 1: a trace of version 1, but this minillm reads version 4"),
+        (header.replace("[null]", "[]") + "\n", "line 1, run, windows is \[\]; wanted one for each group of layers"),
+        (header.replace("[null]", "[null, 0]") + "\n", "line 1, run, windows is .*; wanted one .*, 1 or more"),
+        ('{"minillm_trace": 4}\n', "line 1, run is None; wanted an object with model"),
         (
             header.replace('"max_sequences": 4', '"max_sequences": 0') + "\n",
             "line 1, run, max_sequences is 0; wanted 1",

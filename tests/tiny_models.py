@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from minillm.batch import Chunk
 from minillm.config import ModelConfig, RopeScaling
 
 TINY = {
@@ -47,6 +48,14 @@ DIFFERENCES = {
     "mixtral": EXPERTS | WINDOW,
 }
 CONFIGS = {name: ModelConfig(architecture=name, **(TINY | own)) for name, own in DIFFERENCES.items()}
+
+
+def in_groups(chunks: Sequence[Chunk], groups: int) -> list[Chunk]:
+    """The chunks with `groups` blocks for each of their tables."""
+    return [
+        Chunk(c.token_ids, c.start, [groups * block + group for block in c.block_table for group in range(groups)])
+        for c in chunks
+    ]
 
 
 def random_weights(config: ModelConfig, seed: int = 0) -> Callable[[str], np.ndarray]:

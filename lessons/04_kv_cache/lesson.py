@@ -216,9 +216,9 @@ nine = ids[:9]
 batch = Batch.from_chunks([Chunk(nine, 0, first)], cache.block_size)
 seen = {}
 llm.transformer.forward(batch, cache, probe=seen.__setitem__)
-print("slots of the batch:       ", batch.slots.tolist())
+print("slots of the batch:       ", batch.slots[0].tolist())
 print("slots that hold something:", np.flatnonzero(cache.values.any(axis=(1, 2, 4))).tolist())
-block, offset = divmod(int(batch.slots[5]), cache.block_size)
+block, offset = divmod(int(batch.slots[0, 5]), cache.block_size)
 print(f"token 5, {tokens[5]!r}, lies in block {block} at offset {offset}. Layer 0, head 0:")
 key, value = cache.keys[block, 0, 0, :, offset], cache.values[block, 0, 0, offset, :]
 print(

@@ -20,9 +20,11 @@ def from_chunks(chunks: Sequence[Chunk], block_size: int) -> Batch:
     `p % block_size`. The batch's arrays:
 
     token_ids, positions: int32 [T], of all chunks, one behind the other.
-    slots: int64 [T], for each token its block times `block_size`, plus its offset.
+    slots: int64 [1, T], for each token its block times `block_size`, plus its offset.
     query_starts: int32 [S + 1]; chunk s owns tokens query_starts[s] up to, not including, query_starts[s + 1].
-    block_tables: int32 [S, length of the longest table], a row a chunk, filled up with -1.
+    block_tables: int32 [1, S, length of the longest table], a row a chunk, filled up with -1.
+
+    In front stands the number of groups of layers that have blocks of their own: one, in most models (see lesson 8).
 
     No chunks at all, a chunk without tokens, one that starts before 0 or whose table ends before its tokens do:
     ValueError.

@@ -22,11 +22,11 @@ def test_from_chunks_lays_tokens_end_to_end(exercises):
 
 def test_from_chunks_finds_each_tokens_slot(exercises):
     # position 6 lies in the second block, 0, at offset 2; positions 3 and 4 in blocks 1 and 5
-    assert exercises.from_chunks(MIXED, 4).slots.tolist() == [28, 29, 30, 2, 7, 20]
+    assert exercises.from_chunks(MIXED, 4).slots.tolist() == [[28, 29, 30, 2, 7, 20]]
 
 
 def test_from_chunks_fills_short_tables_up(exercises):
-    assert exercises.from_chunks(MIXED, 4).block_tables.tolist() == [[7, -1, -1], [2, 0, -1], [1, 5, 6]]
+    assert exercises.from_chunks(MIXED, 4).block_tables.tolist() == [[[7, -1, -1], [2, 0, -1], [1, 5, 6]]]
 
 
 def test_from_chunks_gives_each_array_its_type(exercises):
@@ -50,7 +50,7 @@ def test_from_chunks_agrees_with_its_definition(exercises):
             positions = range(chunk.start, chunk.start + len(chunk.token_ids))
             assert batch.token_ids[own].tolist() == chunk.token_ids
             assert batch.positions[own].tolist() == list(positions)
-            assert batch.slots[own].tolist() == [chunk.block_table[p // size] * size + p % size for p in positions]
+            assert batch.slots[0, own].tolist() == [chunk.block_table[p // size] * size + p % size for p in positions]
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ def new_engine(model=llm.transformer, **options):
     """An engine around a model, with a memory and a scheduler of its own, and the trace of what it does."""
     options = EngineConfig(**{"num_blocks": 256} | options)
     cache = KVCache(model.config, options.num_blocks, options.block_size)
-    engine = Engine(model, cache, options.scheduler(cache.blocks, model.config.reach), tokenizer=llm.tokenizer)
+    engine = Engine(model, cache, options.scheduler(cache.blocks), tokenizer=llm.tokenizer)
     trace = Trace(engine.facts)
     engine.listeners.append(trace.append)
     return engine, trace
@@ -245,8 +245,7 @@ for request in metrics.values():
     print(f"{request.request_id:7} {request.num_prompt_tokens:7} {found:6} {request.num_prompt_tokens - found:9}")
 
 # %% tags=["timing"]
-first, *later = (request.ttft for request in metrics.values())
-print(f"time to the first token: {1000 * first:.0f} ms, later", *(f"{1000 * ttft:.0f}" for ttft in later), "ms")
+print("ms to the first token:", *(f"{1000 * request.ttft:.0f}" for request in metrics.values()))
 
 # %% [markdown]
 # Whole blocks only: the few tokens that two prompts share beyond the last full block are computed again. And are the
@@ -348,41 +347,42 @@ for order, values in rates.items():
 #
 # ## What nobody looks at any more
 #
-# In some models a query sees only a *window*, the last few thousand positions, in every layer: Mistral 7B v0.1,
-# Phi-3-mini. There a sequence gives a block back while it runs, as soon as no query to come will see any of it. Its
-# table keeps its length, with -1 for what is gone, and how long a text can get is no longer a matter of memory:
+# In some layers a query sees only a *window* of the last few hundred positions. Such a layer's blocks can be given back
+# while a sequence runs, as soon as no query to come sees any of them; its table keeps its length, with -1 for what is
+# gone. But Gemma 3 has a window in five layers of six, and if a block held the keys of *all* layers, the sixth would
+# keep it. So layers that see equally far form groups, a block holds one group's, and a table has a row of them a block:
 #
-# {{ source: minillm.scheduler.Scheduler._give_back }}
+# {{ source: minillm.blocks.BlockAllocator.give_back_behind }}
 #
-# A block holds the keys and values of *all* layers, so one layer without a window is enough to keep it. Here is our
-# model, as if it had been made to see 32 positions in all of its 30 layers; or in all but one.
+# Our model, as if it had been made to see 32 positions in none, in all, or in five of six of its 30 layers:
 
 # %%
 traces, tensors = {}, open_checkpoint(llm.path).tensors
 long = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True, logprobs=True)
-for name, num_layers, give_back in (("30 layers", 30, True), ("30, all kept", 30, False), ("29 layers", 29, True)):
-    config = replace(llm.config, sliding_window=32, window_layers=tuple(range(num_layers)))
+five_of_six = [layer for layer in range(30) if layer % 6 != 5]
+for name, layers in (("none", []), ("all", range(30)), ("5 of 6", five_of_six), ("5 of 6, kept", five_of_six)):
+    config = replace(llm.config, sliding_window=32, window_layers=tuple(layers))
     model = Transformer(config, lambda tensor: tensors[tensor].read(), llm.ops)
-    engine, traces[name] = new_engine(model, num_blocks=32, block_size=8)
-    engine.scheduler.window = config.reach if give_back else None
+    engine, traces[name] = new_engine(model, block_size=8)
+    cache = engine.kv_cache
+    if name.endswith("kept"):
+        cache.blocks.windows = (None,) * cache.num_groups
     engine.add_request(llm.encode("Once upon a time"), long)
     run(engine)
-    held = (traces[name].steps[step].pool.num_held for step in (20, 60, 199))
-    print(f"{name:12}  blocks held in step 20, 60, 199:", *(f"{blocks:3}" for blocks in held))
-print("its table in step 60:", traces["30 layers"].steps[60].running[0].block_table)
-print("same tokens and bits:", answers_of(traces["30 layers"]) == answers_of(traces["30, all kept"]))
+    held = (traces[name].steps[step].pool.num_held * cache.bytes_per_block / 1e6 for step in (20, 60, 199))
+    print(f"{name:12} {cache.num_groups} groups; MB held in step 20, 60, 199:", *(f"{size:4.1f}" for size in held))
+print("tables in step 60:", *(traces[name].steps[60].running[0].block_table for name in ("all", "5 of 6")), sep="\n")
+print("same tokens and bits:", answers_of(traces["5 of 6"]) == answers_of(traces["5 of 6, kept"]))
 
 # %% [markdown]
-# Five blocks for a window of 32, which seldom begins where a block does; 26 for the whole text, and not one fewer with
-# 29 of 30 layers. And what a prompt has in common with an older text can be found by the blocks at its end alone.
+# With windows everywhere a text holds at most five blocks; with windows in five layers of six, a sixth of it grows on.
 #
 # ## What production systems do differently
 #
 # - **The index.** vLLM keys a block by a [hash of its tokens and its parent's
 #   hash](https://docs.vllm.ai/en/latest/design/prefix_caching/), which fits into a table shared by many processes.
 #   SGLang's [radix tree](https://arxiv.org/abs/2312.07104) finds prefixes of any length, and who finds most is next.
-# - **A table for each kind of layer.** For Gemma 3, with windows in five layers of six, vLLM's [hybrid
-#   manager](https://docs.vllm.ai/en/latest/design/hybrid_kv_cache_manager/) keeps a table for each group of layers.
+# - **Groups of layers.** vLLM has [the same](https://docs.vllm.ai/en/latest/design/hybrid_kv_cache_manager/).
 # - **Page tables in hardware.** [vAttention](https://arxiv.org/abs/2405.04437) leaves the sequence in one stretch of
 #   *virtual* memory and lets the GPU's own page tables do the rest, so that attention kernels need know nothing of it.
 # - **More memory behind the memory.** What is evicted goes to the host's memory, a disk, or a machine next door:

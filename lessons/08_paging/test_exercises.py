@@ -86,7 +86,7 @@ def follow(exercises, blocks, token_ids):
     root, *nodes = exercises.follow(blocks.prefixes, token_ids)
     assert root is blocks.prefixes.root, "all texts begin with nothing"
     assert (repr(blocks), repr(blocks.prefixes), list(blocks.references)) == before, "looking changes nothing"
-    return [node.block for node in nodes]
+    return [block for node in nodes for block in node.blocks]
 
 
 def test_follow_goes_down_a_text_block_by_block(exercises):

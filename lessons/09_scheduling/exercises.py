@@ -29,12 +29,13 @@ def _advance(self: Scheduler, sequence: Sequence, plan: StepPlan) -> None:
 def _make_room(self: Scheduler, sequence: Sequence, num_tokens: int, plan: StepPlan) -> bool:
     """See to it that `sequence` has blocks of its own for the positions it fills next; False if it had to go itself.
 
-    They are `num_tokens` (1 for a decode) from `start = sequence.num_computed` on; the first of them lies in block
-    number `start // blocks.block_size` of the table `sequence.block_table`, where blocks is `self.blocks`. Three things
-    can be the matter:
+    They are `num_tokens` (1 for a decode) from `start = sequence.num_computed` on. Where the first of them lies,
+    `blocks.row(start)` tells: at which places of the table `sequence.block_table`, where blocks is `self.blocks`. It is
+    one place, or one for each group of layers (lesson 8). Three things can be the matter:
 
-    The table is too short: `blocks.extend(table, start + num_tokens)`. Or it is long enough, but that first block
-    `blocks.is_shared(block)`: `blocks.own(table, index)`, which returns the block to copy from; add (from, to) to
+    The table is too short for them, and has not the `blocks.blocks_for(start + num_tokens)` that they take:
+    `blocks.extend(table, start + num_tokens)`. Or it is long enough, but the block at one of those places
+    `blocks.is_shared(block)`: `blocks.own(table, place)`, which returns the block to copy from; add (from, to) to
     `plan.copies`. Both return which blocks were evicted, `extend` alone and `own` second; add them to `plan.evicted`.
 
     Or `blocks.num_available` is less than that takes. Then whoever was admitted last, `self.running[-1]`, makes way:

@@ -17,7 +17,8 @@ class EngineConfig:
     ----------
     policy : "static", "continuous" or "chunked"; see `minillm.scheduler`.
     block_size : positions a block of the KV cache holds.
-    num_blocks : blocks of the KV cache; None for as many as the full context fills.
+    num_blocks : blocks of the KV cache; None for as many as the full context fills. Where some of a model's layers see
+        only a window, a block holds a group of layers (see `minillm.blocks`), and so is smaller.
     kv_dtype : what keys and values are stored as, "float32" or "float16": half the memory, rounded to 11 bits.
     max_batch_tokens : tokens a step computes at most. It bounds the memory for intermediate results, and how long
         a decode can be kept waiting by prompts.
@@ -37,8 +38,8 @@ class EngineConfig:
     admission: str = "fcfs"
     watermark: float = 0.01
 
-    def scheduler(self, blocks: BlockAllocator, window: int | None = None) -> Scheduler:
-        """A scheduler with these options, for a model with this `ModelConfig.reach`. Raises as `Scheduler` does."""
+    def scheduler(self, blocks: BlockAllocator) -> Scheduler:
+        """A scheduler with these options over a cache's blocks. Raises as `Scheduler` does."""
         return Scheduler(
             blocks,
             policy=self.policy,
@@ -47,5 +48,4 @@ class EngineConfig:
             admission=self.admission,
             watermark=self.watermark,
             prefix_caching=check_flag("prefix_caching", self.prefix_caching),
-            window=window,
         )

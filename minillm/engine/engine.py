@@ -59,7 +59,7 @@ class Engine:
     ----------
     transformer : Transformer
     kv_cache : KVCache
-    scheduler : Scheduler over `kv_cache.blocks`, with no other window than the model's `ModelConfig.reach`, or none.
+    scheduler : Scheduler over `kv_cache.blocks`.
     tokenizer : turns answers into text and knows the end tokens; None: answers are token ids only.
     context_length : positions a request may fill, prompt and answer; None for the model's own.
     threads : cores to use; None for all. Never changes a result.
@@ -77,7 +77,7 @@ class Engine:
     Raises
     ------
     ValueError
-        The scheduler has a window that the model has not: it would give back blocks that are still read.
+        The scheduler hands out other blocks than the cache's.
     """
 
     def __init__(
@@ -91,9 +91,8 @@ class Engine:
         threads: int | None = None,
         model: str = "",
     ):
-        reach = transformer.config.reach
-        if scheduler.window not in (None, reach):
-            raise ValueError(f"the scheduler's window is {scheduler.window}, but the model's is {reach}")
+        if scheduler.blocks is not kv_cache.blocks:
+            raise ValueError(f"the scheduler is over {scheduler.blocks!r}; make it over kv_cache.blocks")
         self.transformer, self.kv_cache, self.scheduler = transformer, kv_cache, scheduler
         self.tokenizer, self.threads, self.model = tokenizer, threads, model
         self.context_length = context_length or transformer.config.context_length
@@ -156,7 +155,8 @@ class Engine:
         """Shared blocks that will be written are copied first."""
         for source, target in plan.copies:
             self.kv_cache.copy_block(source, target)
-        return Batch.from_plan(plan, self.kv_cache.block_size) if plan.chunks else None
+        cache = self.kv_cache
+        return Batch.from_plan(plan, cache.block_size, cache.num_groups) if plan.chunks else None
 
     def _forward(self, batch: Batch | None) -> np.ndarray | None:
         if batch is None:
@@ -344,6 +344,7 @@ class Engine:
             watermark=scheduler.watermark,
             prefix_caching=scheduler.prefix_caching,
             costs=ModelCosts.of(self.transformer.config, self.transformer.weight_bytes, self.kv_cache.bytes_per_token),
+            windows=list(scheduler.blocks.windows),
         )
 
     def _token_texts(self, token_ids: SequenceOf[int]) -> list[str] | None:

@@ -8,7 +8,7 @@ command.py  `minillm info`
 
 from minillm.info.command import run
 from minillm.info.facts import TensorGroup, count_parameters, tensor_groups
-from minillm.info.memory import Memory, contexts, find_memory, positions_held, sequences_that_fit
+from minillm.info.memory import Memory, contexts, find_memory, positions_held, sequence_bytes, sequences_that_fit
 
 __all__ = [
     "Memory",
@@ -18,6 +18,7 @@ __all__ = [
     "find_memory",
     "positions_held",
     "run",
+    "sequence_bytes",
     "sequences_that_fit",
     "tensor_groups",
 ]

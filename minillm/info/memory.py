@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minillm.blocks import BlockAllocator
+from minillm.config import ModelConfig
 from minillm.engine import EngineConfig
+from minillm.roofline import kv_bytes_per_token
 
 MEMINFO = Path("/proc/meminfo")
 CONTROL_GROUP = Path("/sys/fs/cgroup")  # version 2; where a container's limit stands
@@ -65,17 +67,24 @@ def contexts(longest: int) -> list[int]:
     return [*lengths, longest]
 
 
-def positions_held(context: int, reach: int | None, engine: EngineConfig) -> int:
-    """How many positions the blocks of a sequence of `context` positions have at most, at any one time.
+def positions_held(context: int, window: int | None, engine: EngineConfig) -> int:
+    """For how many positions a sequence of `context` has blocks at most, at any one time, in layers of this window.
 
-    Where all layers see but a window (`ModelConfig.reach`), what lies behind it is given back as the sequence grows.
+    What lies behind the window is given back as the sequence grows.
     """
-    if reach is None:
+    if window is None:
         return context
-    scheduler = engine.scheduler(BlockAllocator(1, engine.block_size), reach)
+    scheduler = engine.scheduler(BlockAllocator(1, engine.block_size, [window]))
     return min(context, scheduler.most_blocks(context) * engine.block_size)
 
 
-def sequences_that_fit(free: int, positions: int, bytes_per_token: int) -> int:
-    """How many sequences that hold `positions` each have room in `free` bytes, which may be less than none."""
-    return max(free, 0) // (positions * bytes_per_token)
+def sequence_bytes(config: ModelConfig, context: int, bytes_per_number: int, engine: EngineConfig) -> int:
+    """Bytes of keys and values that a sequence of `context` positions holds at most, at any one time."""
+    positions = sum(positions_held(context, window, engine) for window in config.group_windows)
+    layers = max(map(len, config.layer_groups))  # that a block has room for
+    return positions * layers * kv_bytes_per_token(config, bytes_per_number) // config.num_layers
+
+
+def sequences_that_fit(free: int, num_bytes: int) -> int:
+    """How many sequences that hold `num_bytes` each have room in `free` bytes, which may be less than none."""
+    return max(free, 0) // num_bytes

@@ -12,7 +12,7 @@ from minillm.checkpoints import Checkpoint
 from minillm.config import ModelConfig, RopeScaling
 from minillm.engine import EngineConfig
 from minillm.info.facts import TensorGroup, count_parameters, tensor_groups, total
-from minillm.info.memory import Memory, contexts, positions_held, sequences_that_fit
+from minillm.info.memory import Memory, contexts, positions_held, sequence_bytes, sequences_that_fit
 from minillm.kv_cache import DTYPES
 from minillm.roofline import kv_bytes_per_token
 from minillm.tokenizer import Tokenizer
@@ -43,9 +43,11 @@ def show(checkpoint: Checkpoint, memory: Memory | None, console: Console) -> Non
     )
     if has_room:
         console.print(_fit_table(checkpoint.config, memory.available - weights, plain=plain))
-        reach, context = checkpoint.config.reach, checkpoint.config.context_length
-        if (most := positions_held(context, reach, EngineConfig())) < context:
-            line(f"No layer sees more than the last {reach:,} positions, so no sequence holds more than {most:,}.")
+        config = checkpoint.config
+        window = config.sliding_window if config.window_layers else None
+        if (most := positions_held(config.context_length, window, EngineConfig())) < config.context_length:
+            layers = f"{len(config.window_layers)} of {config.num_layers} layers see"
+            line(f"{layers} no more than the last {window:,} positions; no sequence holds more than {most:,} there.")
         line("Python, compiled code and intermediate results come on top.")
 
 
@@ -179,10 +181,9 @@ def _fit_table(config: ModelConfig, free: int, *, plain: bool) -> Table:
         table.add_column("sequences", justify="right")
     for context in contexts(config.context_length):
         cells = [f"{context:,}"]
-        positions = positions_held(context, config.reach, EngineConfig())
         for dtype in DTYPES:
-            per_token = kv_bytes_per_token(config, BYTES_PER_NUMBER[dtype])
-            fitting = sequences_that_fit(free, positions, per_token)
-            cells += [format_bytes(positions * per_token), f"{fitting:,}" if fitting else "none"]
+            num_bytes = sequence_bytes(config, context, BYTES_PER_NUMBER[dtype], EngineConfig())
+            fitting = sequences_that_fit(free, num_bytes)
+            cells += [format_bytes(num_bytes), f"{fitting:,}" if fitting else "none"]
         table.add_row(*cells)
     return table

@@ -191,7 +191,7 @@ def write_kv(keys: Array, values: Array, key_blocks: Array, value_blocks: Array,
     keys, values : [T, G, K]
     key_blocks : [N, L, G, K, B], the cache, written in place, float32 or float16; positions lie innermost
     value_blocks : [N, L, G, B, K]
-    layer : which of the L layers
+    layer : which of the L layers that a block holds
     slots : int [T], `block * B + offset within the block`
     """
     xp = namespace(keys)
@@ -220,7 +220,7 @@ def attention(
     ----------
     queries : [T, H, K]
     key_blocks, value_blocks : [N, L, G, K, B] and [N, L, G, B, K], the cache; the step's own keys are in it
-    layer : which of the L layers
+    layer : which of the L layers that a block holds
     positions : int [T]; those of one sequence follow each other
     query_starts : int [S + 1]; sequence `s` owns tokens `query_starts[s]` to `query_starts[s + 1]`
     block_tables : int [S, most blocks a sequence]; row `s` names the blocks that hold positions 0, B, 2B, ...; those

@@ -20,12 +20,12 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from minillm.blocks import GIVEN_BACK
+from minillm.blocks import GIVEN_BACK, held
 from minillm.errors import TraceError
 from minillm.trace.records import DECODE, PREFILL, STAGES, RunFacts, StepRecord
 
-FORMAT_VERSION = 3
-READ_AS_WELL = (2,)  # is the same, but for blocks that are given back
+FORMAT_VERSION = 4
+READ_AS_WELL = (2, 3)  # know one group of layers, and 2 no blocks that are given back
 HEADER_KEY = "minillm_trace"  # what the first line has, and its value is the version
 MOST = 2**53 - 1  # the largest integer that every reader of JSON holds exactly (RFC 8259, section 6)
 DEEPEST = 20  # lists or objects in each other, where a record may say anything
@@ -262,7 +262,12 @@ def _header(numbered_line: tuple[int, bytes], path: str) -> RunFacts:
             f"{where}: a trace of version {header[HEADER_KEY]!r}, but this minillm reads version {FORMAT_VERSION}: "
             "record it again"
         )
-    facts = from_json(RunFacts, header.get("run"), f"{where}, run")
+    run = header.get("run")
+    if header[HEADER_KEY] in READ_AS_WELL and isinstance(run, dict):
+        run = {**run, "windows": [None]}
+    facts = from_json(RunFacts, run, f"{where}, run")
+    if not facts.windows or any(window is not None and window < 1 for window in facts.windows):
+        raise TraceError(f"{where}, run, windows is {facts.windows}; wanted one for each group of layers, 1 or more")
     for name in ("block_size", "num_blocks", "max_batch_tokens", "max_sequences"):
         if getattr(facts, name) < 1:
             raise TraceError(f"{where}, run, {name} is {getattr(facts, name)}; wanted 1 or more")
@@ -286,7 +291,7 @@ def _check_step(record: StepRecord, trace: Trace, where: str) -> None:
         check(arrival.time <= record.time, f"{said}, after the step began at {record.time}")
     check(min(record.milliseconds.values(), default=0) >= 0, f"a stage took {record.milliseconds}")
     check(isfinite(record.end), f"time {record.time} and milliseconds {record.milliseconds} come to no number")
-    _check_blocks(record, trace.facts.num_blocks, check)
+    _check_blocks(record, trace.facts, check)
     waiting = len(record.waiting)
     check(record.num_waiting >= waiting, f"{waiting} wait by name, but only {record.num_waiting} in all")
     stages = set(record.milliseconds)
@@ -297,12 +302,12 @@ def _check_step(record: StepRecord, trace: Trace, where: str) -> None:
         check(chunk.num_tokens > 0, f"the chunk of request {chunk.request_id!r} is empty")
 
 
-def _check_blocks(record: StepRecord, num_blocks: int, check: Callable[[bool, str], None]) -> None:
+def _check_blocks(record: StepRecord, facts: RunFacts, check: Callable[[bool, str], None]) -> None:
     """That blocks are those of the pool, and that it counts them as the tables of those who run name them."""
-    pool = record.pool
+    pool, num_blocks, groups = record.pool, facts.num_blocks, facts.num_groups
     check(pool.num_blocks == num_blocks, f"{pool.num_blocks} blocks, but the header has {num_blocks}")
-    named_by_chunks = [_held(chunk.block_table, check) for chunk in record.chunks]
-    tables = [_held(sequence.block_table, check) for sequence in record.running]
+    named_by_chunks = [_held(chunk.block_table, groups, check) for chunk in record.chunks]
+    tables = [_held(sequence.block_table, groups, check) for sequence in record.running]
     held_blocks = set().union(*tables)
     copied = [block for copy in pool.copies for block in (copy.source, copy.target)]
     named = [held_blocks, *named_by_chunks, pool.cached, pool.evicted, copied]
@@ -319,16 +324,20 @@ def _check_blocks(record: StepRecord, num_blocks: int, check: Callable[[bool, st
     check(not any(pool.references[block] for block in pool.cached), "a cached block is held as well")
 
 
-def _held(block_table: list[int], check: Callable[[bool, str], None]) -> list[int]:
-    """The blocks that a table names; those that it has given back can only be its first."""
+def _held(block_table: list[int], groups: int, check: Callable[[bool, str], None]) -> list[int]:
+    """The blocks that a table names; those that it has given back can only be a group's first."""
+    check(len(block_table) % groups == 0, f"a block table has {len(block_table)} blocks, of {groups} groups of layers")
     if GIVEN_BACK not in block_table:
         return block_table
-    gone = block_table.count(GIVEN_BACK)
-    check(
-        block_table[:gone].count(GIVEN_BACK) == gone,
-        f"a block table names block {max(block_table[:gone])} before one given back ({GIVEN_BACK}); those come first",
-    )
-    return block_table[gone:]
+    for group in range(groups):
+        blocks = block_table[group::groups]
+        gone = blocks.count(GIVEN_BACK)
+        check(
+            blocks[:gone].count(GIVEN_BACK) == gone,
+            f"a block table names block {max(blocks[:gone], default=0)} before one given back ({GIVEN_BACK}); those "
+            "come first",
+        )
+    return held(block_table)
 
 
 def _check(where: str, holds: bool, message: str) -> None:

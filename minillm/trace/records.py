@@ -29,6 +29,8 @@ class RunFacts:
     watermark : share of the blocks that admission leaves free.
     prefix_caching : whether computed blocks are looked up for new requests.
     costs : what the model costs to run, from which follows how long a step takes at best; None if nobody knows.
+    windows : for each group of the model's layers how many positions a query sees, its own the last, or None for all.
+        Block tables have a block of each group for the same positions, side by side.
     """
 
     model: str
@@ -41,6 +43,12 @@ class RunFacts:
     watermark: float
     prefix_caching: bool
     costs: ModelCosts | None = None
+    windows: list[int | None] = field(default_factory=lambda: [None])
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of layers, and so blocks in a row of a block table."""
+        return len(self.windows)
 
 
 @dataclass
@@ -197,7 +205,7 @@ class RunningSequence:
     num_tokens : tokens known before the step, prompt and answer.
     num_computed : how many of them had been computed before the step.
     block_table : its blocks, in order; those of the tokens this step computes are among them. GIVEN_BACK stands for
-        those at its beginning that no query reaches any more, where all layers of the model see only a window.
+        those at its beginning that no query reaches any more, in layers that see only a window.
     """
 
     request_id: str

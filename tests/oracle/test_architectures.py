@@ -196,12 +196,12 @@ block_sizes = st.sampled_from([1, 3, 16, 64])
 
 def forward_in_pieces(transformer, token_ids, bounds, block_size):
     """Logits after every token, the sequence fed piece by piece through blocks in an order of their own."""
-    num_blocks = -(-len(token_ids) // block_size)
+    num_blocks = KVCache.blocks_for(transformer.config, len(token_ids), block_size)
     cache = KVCache(transformer.config, num_blocks + 1, block_size)
     table = list(range(num_blocks, 0, -1))
     rows = []
     for start, stop in pairwise(bounds):
-        batch = Batch.from_chunks([Chunk(token_ids[start:stop], start, table)], block_size)
+        batch = Batch.from_chunks([Chunk(token_ids[start:stop], start, table)], block_size, cache.num_groups)
         rows.append(transformer.forward(batch, cache, every_token=True))
     return np.concatenate(rows)
 
@@ -362,21 +362,26 @@ def test_the_same_bits_where_layers_keep_different_bits(tmp_path_factory, data, 
 
 
 def check_same_bits(transformer, sequences):
-    block_size = 8
-    cache = KVCache(transformer.config, 5 * len(sequences), block_size)
+    block_size, longest = 8, max(len(token_ids) for (token_ids, _), _ in sequences)
+    each = KVCache.blocks_for(transformer.config, longest, block_size)
+    cache = KVCache(transformer.config, each * len(sequences), block_size)
+
+    def forward(chunks, **options):
+        return transformer.forward(Batch.from_chunks(chunks, block_size, cache.num_groups), cache, **options)
+
     chunks, expected = [], []
     for row, ((token_ids, bounds), start) in enumerate(sequences):
-        table = list(range(row, 5 * len(sequences), len(sequences)))
+        table = list(range(row, each * len(sequences), len(sequences)))
         start %= len(token_ids)
         if start:  # the part before, on its own
-            transformer.forward(Batch.from_chunks([Chunk(token_ids[:start], 0, table)], block_size), cache)
+            forward([Chunk(token_ids[:start], 0, table)])
         chunks.append(Chunk(token_ids[start:], start, table))
         alone = forward_in_pieces(transformer, token_ids, [0, len(token_ids)], block_size=64)
         np.testing.assert_array_equal(forward_in_pieces(transformer, token_ids, bounds, block_size), alone)
         expected.append(alone[-1])
-    together = transformer.forward(Batch.from_chunks(chunks, block_size), cache)
+    together = forward(chunks)
     np.testing.assert_array_equal(together, np.stack(expected))
-    watched = transformer.forward(Batch.from_chunks(chunks, block_size), cache, probe=lambda name, value: None)
+    watched = forward(chunks, probe=lambda name, value: None)
     np.testing.assert_array_equal(watched, together)  # a probe makes the readable pass run, not the fused one
 
 

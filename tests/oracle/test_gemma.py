@@ -74,8 +74,9 @@ def test_beyond_the_window(llm, theirs):
     _, model = theirs
     ids = np.random.default_rng(0).integers(10, llm.config.vocab_size, llm.config.sliding_window + 200).tolist()
     cache = KVCache.contiguous(llm.config, len(ids))
+    table = list(range(cache.num_blocks))
     for start, end in (0, 600), (600, len(ids) - 1), (len(ids) - 1, len(ids)):
-        batch = Batch.from_chunks([Chunk(ids[start:end], start, [0])], cache.block_size)
+        batch = Batch.from_chunks([Chunk(ids[start:end], start, table)], cache.block_size, cache.num_groups)
         found = llm.transformer.forward(batch, cache)
         with torch.no_grad():
             wanted = model(torch.tensor([ids[:end]]), logits_to_keep=1).logits[0].numpy()
@@ -84,20 +85,22 @@ def test_beyond_the_window(llm, theirs):
 
 def test_the_same_bits_together_and_alone(llm):
     prompts = [llm.encode(text) for text in PROMPTS.values()]
-    cache, tables = KVCache(llm.config, num_blocks=4 * len(prompts), block_size=16), []
+    longest = max(map(len, prompts)) + 1
+    cache, tables = KVCache(llm.config, KVCache.blocks_for(llm.config, longest, 16) * len(prompts), 16), []
     for ids in prompts:
         tables.append([])
         cache.blocks.extend(tables[-1], len(ids) + 1)
 
     def forward(chunks, cache):
-        return llm.transformer.forward(Batch.from_chunks(chunks, cache.block_size), cache)
+        return llm.transformer.forward(Batch.from_chunks(chunks, cache.block_size, cache.num_groups), cache)
 
     prefilled = forward([Chunk(ids, 0, table) for ids, table in zip(prompts, tables, strict=True)], cache)
     chosen = prefilled.argmax(axis=1).tolist()
     decoded = forward([Chunk([t], len(ids), b) for t, ids, b in zip(chosen, prompts, tables, strict=True)], cache)
     for row, (ids, token) in enumerate(zip(prompts, chosen, strict=True)):
         alone = KVCache.contiguous(llm.config, len(ids) + 1)
-        forward([Chunk(ids[: row + 1], 0, [0])], alone)  # cut somewhere else, too
+        table = list(range(alone.num_blocks))
+        forward([Chunk(ids[: row + 1], 0, table)], alone)  # cut somewhere else, too
         if ids[row + 1 :]:
-            np.testing.assert_array_equal(forward([Chunk(ids[row + 1 :], row + 1, [0])], alone)[0], prefilled[row])
-        np.testing.assert_array_equal(forward([Chunk([token], len(ids), [0])], alone)[0], decoded[row])
+            np.testing.assert_array_equal(forward([Chunk(ids[row + 1 :], row + 1, table)], alone)[0], prefilled[row])
+        np.testing.assert_array_equal(forward([Chunk([token], len(ids), table)], alone)[0], decoded[row])

@@ -58,16 +58,16 @@ class Engine:
         from minillm.bench.serving import serve_clients
 
         longest = max(len(prompt) + length for prompt, length in zip(prompts, answer_lengths, strict=True))
-        config = EngineConfig(num_blocks=clients * -(-longest // EngineConfig.block_size), **options)
+        blocks_each = KVCache.blocks_for(self.llm.config, longest, EngineConfig.block_size)
+        config = EngineConfig(num_blocks=clients * blocks_each, **options)
         cache = KVCache(self.llm.config, config.num_blocks, config.block_size)
-        scheduler = config.scheduler(cache.blocks, self.llm.config.reach)
-        engine = ServingEngine(self.llm.transformer, cache, scheduler, threads=self.llm.threads)
+        engine = ServingEngine(self.llm.transformer, cache, config.scheduler(cache.blocks), threads=self.llm.threads)
         requests = zip(prompts, answer_lengths, strict=True)
         return asdict(run_metrics(serve_clients(engine, requests, clients)))
 
     def _make_room(self, num_sequences: int, length: int) -> None:
         block_size = self.llm.kv_cache.block_size
-        blocks_each = -(-length // block_size)
+        blocks_each = KVCache.blocks_for(self.llm.config, length, block_size)
         self.cache = KVCache(self.llm.config, num_sequences * blocks_each, block_size)
         self.tables: list[list[int]] = [[] for _ in range(num_sequences)]
         for table in self.tables:
@@ -81,7 +81,8 @@ class Engine:
         self._forward([Chunk([token], self.length, table) for token, table in zip(tokens, self.tables, strict=True)])
 
     def _forward(self, chunks: list[Chunk]) -> None:
-        self.llm.transformer.forward(Batch.from_chunks(chunks, self.cache.block_size), self.cache)
+        batch = Batch.from_chunks(chunks, self.cache.block_size, self.cache.num_groups)
+        self.llm.transformer.forward(batch, self.cache)
 
     def _timed(self, action: Callable[..., None], *arguments: Any) -> float:
         started = perf_counter()

@@ -107,7 +107,7 @@ def announcing_compilation(announce: Callable[[str], None]) -> Iterator[None]:
 
         def on_start(self, compilation):
             if not self.announced:
-                announce("compiling the kernels for this machine (once, under a minute) ...")
+                announce("compiling the kernels for this machine (once, about a minute) ...")
                 self.announced = True
 
         def on_end(self, compilation):

@@ -77,6 +77,7 @@ def fuse(layers: Sequence[Any], config: Any) -> Callable | None:
             batch.slots,
             batch.query_starts,
             batch.block_tables,
+            kv_cache.places,
             *weights,
         )
 
@@ -131,6 +132,7 @@ def _layers(
     slots,
     query_starts,
     block_tables,
+    cache_places,
     eps,
     windows,
     how,
@@ -170,10 +172,12 @@ def _layers(
         v = _heads(product, start_of_v, k_size, head_dim)
         q, k = _norm_heads(q, q_norms[layer], eps), _norm_heads(k, k_norms[layer], eps)
         cosines, sines = window_angles if windows[layer] < NO_WINDOW else angles
-        keep_kv(rotate(k, cosines, sines), v, key_blocks, value_blocks, layer, slots)
+        group, place = cache_places[layer]
+        keep_kv(rotate(k, cosines, sines), v, key_blocks, value_blocks, place, slots[group])
         q = rotate(q, cosines, sines)
         here = how[0], windows[layer], how[2]
-        gathered = attend(q, key_blocks, value_blocks, layer, positions, query_starts, block_tables, here)
+        tables = block_tables[group]
+        gathered = attend(q, key_blocks, value_blocks, place, positions, query_starts, tables, here)
         gathered = _multiply(gathered.reshape(len(x), q_size), output, layer, output_biases[layer])
         x = x + _norm(gathered, post_attention_norms[layer], eps)
         product = _multiply(rms_norm(x, norms_of_mlp[layer], eps), gate_up, layer, no_bias)

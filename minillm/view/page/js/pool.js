@@ -2,7 +2,7 @@
 
 const TALLEST = 300; // pixels of the map before its tiles get smaller
 const MOST_TILES = 40_000;
-const GIVEN_BACK = -1; // in a block table, its first blocks, once no query reaches them any more
+const GIVEN_BACK = -1; // in a block table, a group's first blocks, once no query reaches them any more
 const MOST_LEGS = 96; // of the path through a block table; more would be a tangle
 
 class PoolView {
@@ -50,7 +50,7 @@ class PoolView {
     const table = own ? own.block_table : [];
     const holds = held(table);
     const gone = table.length - holds.length;
-    const places = new Map(holds.map((block, place) => [block, gone + place]));
+    const places = new Map(table.map((block, place) => [block, place])); // one that is given back is never asked for
     const { references } = record.pool;
     const labelled = [];
     for (let block = 0; block < blocks; block++) {
@@ -67,7 +67,7 @@ class PoolView {
     canvas.setAttribute("aria-label",
       `Block pool: ${run.data.columns.held[record.index]} of ${references.length} blocks held, ${cached.size} cached. ` +
       (followed ? `${followed.name} holds ${holds.length ? `blocks ${holds.join(", ")}` : "none"}` : "") +
-      (followed && gone ? `, and has given back ${gone} before them` : "") + (followed ? "." : ""));
+      (followed && gone ? `, and has given back ${gone}` : "") + (followed ? "." : ""));
   }
 
   corner(block) {
@@ -140,7 +140,7 @@ class PoolView {
     context.globalAlpha = 1;
   }
 
-  // The block table as a list of block numbers; what it has given back is one item, in words.
+  // The block table as a list of block numbers, row after row; what it has given back is one item, in words.
   sayTable(table, record) {
     const { followed, run } = this.panel;
     this.heading.textContent = followed ? `Block table of ${followed.name}` : "Block table";
@@ -149,13 +149,16 @@ class PoolView {
     const says = [gone, ...holds.map((block) => [block, record.pool.references[block]])].join(";");
     if (says === this.says) return;
     this.says = says;
-    const size = run.data.facts.block_size;
-    this.table.style.setProperty("counter-reset", `place ${gone - 1}`);
-    this.table.replaceChildren(...holds.map((block, index) => {
-      const place = gone + index;
+    const { block_size: size, windows } = run.data.facts;
+    const groups = windows.length;
+    const kept = [...table.keys()].filter((place) => table[place] !== GIVEN_BACK);
+    this.table.replaceChildren(...kept.map((place) => {
+      const block = table[place];
+      const row = Math.floor(place / groups);
       const item = element("li", "", String(block));
       item.dataset.block = block;
-      item.title = `positions ${place * size} to ${(place + 1) * size - 1} lie in block ${block}`;
+      item.dataset.place = place;
+      item.title = `positions ${row * size} to ${(row + 1) * size - 1}${ofGroup(place % groups, windows)} lie in block ${block}`;
       const holders = record.pool.references[block];
       if (holders > 1) {
         item.classList.add("shared");
@@ -165,7 +168,10 @@ class PoolView {
     }));
     if (gone) {
       const item = element("li", "gone", `${gone} given back`);
-      item.title = `no query reaches positions 0 to ${gone * size - 1} any more: their blocks were given back`;
+      item.title = windows.map((window, group) => {
+        const rows = table.filter((block, place) => block === GIVEN_BACK && place % groups === group).length;
+        return rows ? `no query reaches positions 0 to ${rows * size - 1}${ofGroup(group, windows)} any more` : "";
+      }).filter(Boolean).join("; ");
       this.table.prepend(item);
     }
     if (!table.length) this.table.append(element("li", "none", "it holds no blocks in this step"));
@@ -178,6 +184,13 @@ class PoolView {
     if (this.record.pool.references[block]) return `Block ${block}: held by ${held}${place}.`;
     return cached.has(block) ? `Block ${block}: cached, number ${this.record.pool.cached.indexOf(block) + 1} to be evicted.` : `Block ${block}: free.`;
   }
+}
+
+// Which layers a block of a table is of, in words, where there is more than one group of them.
+function ofGroup(group, windows) {
+  if (windows.length === 1) return "";
+  const window = windows[group];
+  return ` of group ${group} of the layers (${window === null ? "which see all" : `with a window of ${window}`})`;
 }
 
 // The blocks that a table still names.
