@@ -34,6 +34,16 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return min(WORKERS, os.cpu_count() or 1) if config.option.usepdb is False else 0
 
 
+# Where most kernels are compiled. These come first, in one worker's half of the tests, while the other is at tests that
+# need few: two that come to the same kernel at once both compile it. Nor is a long test then the last.
+COMPILING = ["test_generic_cpu.py", "test_ops.py", "test_architectures.py"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {name: index for index, name in enumerate(COMPILING)}
+    items.sort(key=lambda item: place.get(item.path.name, len(place)))
+
+
 @pytest.fixture(scope="session")
 def default_gguf() -> Path:
     """The default model's file, fetched if this machine has not got it yet."""

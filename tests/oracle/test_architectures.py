@@ -157,19 +157,27 @@ ARCHITECTURES = {
 
 
 @st.composite
-def configurations(draw, name):
-    """A configuration of an architecture, with what real models differ in; head_dim need not be hidden_size / heads."""
+def configurations(draw, name, block_size=1, fewest_layers=1):
+    """A configuration of an architecture, with what real models differ in; head_dim need not be hidden_size / heads.
+
+    All matrices have rows of whole blocks of `block_size`, for a file to store every one of them as the same type:
+    each mixture of types would be a fused pass more to compile.
+    """
     config_class, own = ARCHITECTURES[name]
     kv_heads = draw(st.integers(1, 3))
     heads = kv_heads * draw(st.integers(1, 3))
+
+    def size(*choices, times=1):
+        return draw(st.sampled_from([number for number in choices if number * times % block_size == 0]))
+
     sizes = {
         "vocab_size": VOCABULARY,
-        "hidden_size": heads * draw(st.sampled_from([8, 13, 32])),  # transformers wants a multiple of heads
-        "intermediate_size": draw(st.sampled_from([32, 50, 96])),
-        "num_hidden_layers": draw(st.integers(1, 3)),
+        "hidden_size": heads * size(8, 13, 32, times=heads),  # transformers wants a multiple of heads
+        "intermediate_size": size(32, 50, 96),
+        "num_hidden_layers": draw(st.integers(fewest_layers, 3)),
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
-        "head_dim": draw(st.sampled_from([4, 10, 16, 32])),
+        "head_dim": size(4, 10, 16, 32, times=heads),
         "max_position_embeddings": CONTEXT,
         "tie_word_embeddings": draw(booleans),
         "rms_norm_eps": draw(st.sampled_from([1e-6, 1e-5, 1e-3])),
@@ -336,7 +344,8 @@ def test_the_same_bits_in_any_pieces_and_any_company(name, tmp_path_factory, dat
 @settings(max_examples=15)
 @given(data=st.data(), sequences=st.lists(st.tuples(texts(), st.integers(0, 39)), min_size=1, max_size=4))
 def test_the_same_bits_whatever_weights_are_stored_as(storage, tmp_path_factory, data, sequences):
-    model = random_model(data.draw(configurations("llama")))
+    block_size, _ = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[storage]]
+    model = random_model(data.draw(configurations("llama", block_size)))
     check_same_bits(load(write_gguf(tmp_path_factory.mktemp("llama") / "m.gguf", model, storage), "numba"), sequences)
 
 
@@ -348,7 +357,7 @@ def test_the_same_bits_whatever_weights_are_stored_as(storage, tmp_path_factory,
 )
 def test_the_same_bits_where_layers_keep_different_bits(tmp_path_factory, data, sequences, values_apart):
     """As in files that keep more bits of some layers, and of values: the fused pass goes from one kind to the next."""
-    model = random_model(data.draw(configurations("qwen2")))
+    model = random_model(data.draw(configurations("qwen2", block_size=32, fewest_layers=2)))
     folder = tmp_path_factory.mktemp("qwen2")
     files = [open_checkpoint(write_gguf(folder / f"{kind}.gguf", model, kind)) for kind in ("Q8_0", "Q4_1")]
 

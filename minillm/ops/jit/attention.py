@@ -98,7 +98,7 @@ def attend(queries, key_blocks, value_blocks, layer, positions, query_starts, bl
     return attended
 
 
-@compiled
+@inlined
 def _attend_slab(queries, key_blocks, value_blocks, layer, positions, starts, owners, block_tables, how):
     """Some query groups' attention: every split of the keys on its own, then all of them together."""
     tokens, num_heads, head_dim = queries.shape
@@ -156,7 +156,7 @@ def _attend_splits(queries, key_blocks, value_blocks, layer, positions, starts, 
         group, rest = divmod(np.int64(item), kv_heads * splits)  # Numba counts a parallel loop in unsigned numbers
         g, split = divmod(rest, splits)
         _attend_split(
-            False,
+            np.bool_(False),  # not the constant, which it would be compiled for once more
             group,
             g,
             split,

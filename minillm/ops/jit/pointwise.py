@@ -193,14 +193,16 @@ def rotate(heads, cosines, sines):
     return rotated
 
 
-SILU, GELU = 0, 1  # which activation a gated layer has, for kernels
+# Of the type that kernels get at run time: for a plain 0 or 1 in a call, Numba compiles what is called once more.
+ZERO = np.int64(0)
+SILU, GELU = np.int64(0), np.int64(1)  # which activation a gated layer has
 
 
 @compiled
 def swiglu(gate, up):
     """The gated activation of the feed-forward layer, `silu(gate) * up`: [T, F] twice -> [T, F]."""
     gated = np.empty_like(gate)
-    _gate(gate, up, 0, gated, SILU)
+    _gate(gate, up, ZERO, gated, SILU)
     return gated
 
 
@@ -208,7 +210,7 @@ def swiglu(gate, up):
 def geglu(gate, up):
     """The same with another curve, `gelu(gate) * up`: [T, F] twice -> [T, F]."""
     gated = np.empty_like(gate)
-    _gate(gate, up, 0, gated, GELU)
+    _gate(gate, up, ZERO, gated, GELU)
     return gated
 
 
@@ -229,7 +231,7 @@ def gated_joined(product, up_start, features, activation):
 @compiled
 def _gate(gate, up, up_start, gated, activation):
     if len(gate) == 1:  # not worth waking a thread for
-        _gate_row(gate, up, up_start, gated, 0, activation)
+        _gate_row(gate, up, up_start, gated, ZERO, activation)
     else:
         _gate_rows(gate, up, up_start, gated, activation)
 
@@ -237,7 +239,7 @@ def _gate(gate, up, up_start, gated, activation):
 @compiled_parallel
 def _gate_rows(gate, up, up_start, gated, activation):
     for row in prange(len(gate)):
-        _gate_row(gate, up, up_start, gated, row, activation)
+        _gate_row(gate, up, up_start, gated, np.int64(row), activation)  # Numba counts in unsigned numbers here
 
 
 @compiled
