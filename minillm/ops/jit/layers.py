@@ -57,7 +57,7 @@ def fuse(layers: Sequence[Any], config: Any) -> Callable | None:
         np.float32(config.norm_eps),
         np.array([config.window(index) or NO_WINDOW for index in range(len(layers))], np.int64),
         scoring(config.head_dim, config.query_scale, None, config.attention_soft_cap),
-        int(GELU if config.activation == "gelu" else SILU),
+        int(GELU if config.activation == "gelu" else SILU),  # plain: Numba takes longer to receive the other
         tuple(_norms(layers, name) for name in ("attention_norm", "q_norm", "k_norm", "post_attention_norm")),
         tuple(_norms(layers, name) for name in ("mlp_norm", "post_mlp_norm")),
         *stacks,
