@@ -9,7 +9,7 @@
 
 Within a word, the first input lies lowest. Of 5 or 6 bits, the lower four are kept as 4-bit codes are, in all words of
 the group but its last, which holds the upper one or two of all. Where those of the eight inputs of a step lie, shifts
-tell that bring them above the lower bits of the first, third, fifth and seventh, one in each byte, or of the other four.
+tell that bring them above the lower bits of the first, third, fifth and seventh, one in each byte, or of the others.
 
 The two words are then joined by exclusive or, and nothing is masked before: each is written so that it also undoes what
 the other brings to its bits (`_pack_groups` works it out). An "or" of two masked words says more plainly what is meant,
