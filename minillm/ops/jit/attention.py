@@ -260,8 +260,9 @@ def _scaled_rows(queries, first, g, heads, rows, scale):
 @compiled_parallel
 def _score_together(q, scores, key_blocks, layer, g, table, start, unseen, seen):
     """`_score` by all threads: a key's score is its own."""
-    for part in prange(SPLIT // LANES):
-        first = np.int64(part) * LANES
+    before = unseen // LANES
+    for part in prange(-(-seen // LANES) - before):
+        first = (before + np.int64(part)) * LANES
         _score(q, scores, key_blocks, layer, g, table, start, max(unseen, first), min(seen, first + LANES))
 
 

@@ -16,7 +16,7 @@ from minillm.ops import reference
 from minillm.ops.jit.compiling import compiled, compiled_parallel, inlined
 from minillm.ops.jit.forms import LANES, weight
 from minillm.ops.jit.prefetching import AHEAD, prefetch
-from minillm.ops.jit.rows import ROWS, U0, U1, U2, U3, aligned, multiply_add, whole_rows
+from minillm.ops.jit.rows import ROWS, U1, U2, U3, aligned, multiply_add, whole_rows
 from minillm.ops.jit.scales import group_of, minimum, scale
 from minillm.ops.jit.tiles import TiledMatrix, dequantize
 
@@ -25,6 +25,7 @@ from minillm.ops.jit.tiles import TiledMatrix, dequantize
 LARGEST_INTERPRETED_PRODUCT = 100_000
 
 FEW = 3  # rows for which widening a block of weights does not pay
+SHARES = 256  # of the tiles that there are, at most: more than threads, so that all end nearly together
 WIDE = 3  # tiles of outputs that many rows are multiplied with at once: measured, 15 % faster than one
 SLAB = 64  # rows that one thread takes at once, at most
 PIECES = 12  # of work that there should be: threads then end nearly together
@@ -104,59 +105,66 @@ def _multiply_few_rows(x, sums, codes, zero, scales, minimums, shared, product):
     """Decode's product: brings in every weight once, so it should run at the memory's speed.
 
     Eight inputs a step; the tile's 64 running sums stay in registers from step to step. Rows take turns at a tile,
-    which is still in the cache for the second.
+    which is still in the cache for the second. Room for the sums is made before: made anew for every tile, it cost
+    decode 7 % of its time.
     """
     tiles, blocks = codes.shape[0], codes.shape[1]
     block_size = x.shape[1] // blocks
-    for tile in prange(tiles):
-        total, partial = aligned(1, LANES), aligned(1, LANES)
-        partial[:] = 0
-        for row in range(len(product)):
-            total[:] = 0
-            for block in range(blocks):
-                if row == 0:
-                    prefetch(codes, (tile * blocks + block) * codes.strides[1] + AHEAD, codes.strides[1])
-                for step in range(block_size // 8):
-                    r, i = np.uint64(row), np.uint64(block * block_size + 8 * step)
-                    x0, x1, x2, x3 = x[r, i], x[r, i + U1], x[r, i + U2], x[r, i + U3]
-                    x4, x5, x6, x7 = x[r, i + U4], x[r, i + U5], x[r, i + U6], x[r, i + U7]
-                    for lane in range(LANES):
-                        s = partial[0, lane]
-                        s += x0 * weight(codes, zero, tile, block, step, 0, lane)
-                        s += x1 * weight(codes, zero, tile, block, step, 1, lane)
-                        s += x2 * weight(codes, zero, tile, block, step, 2, lane)
-                        s += x3 * weight(codes, zero, tile, block, step, 3, lane)
-                        s += x4 * weight(codes, zero, tile, block, step, 4, lane)
-                        s += x5 * weight(codes, zero, tile, block, step, 5, lane)
-                        s += x6 * weight(codes, zero, tile, block, step, 6, lane)
-                        s += x7 * weight(codes, zero, tile, block, step, 7, lane)
-                        partial[0, lane] = s
-                inputs = sums[np.uint64(row), np.uint64(block)] if len(minimums) else np.float32(0)
-                _add_block(total, partial, tile, block, inputs, scales, minimums, shared)
-            for lane in range(min(LANES, product.shape[1] - tile * LANES)):
-                product[row, tile * LANES + lane] = total[0, lane]
+    shares = min(tiles, SHARES)
+    room = aligned(2 * shares, LANES)  # of a share: the outputs' sums, and below them those within a block
+    for share in prange(shares):
+        share = np.int64(share)  # Numba counts a parallel loop in unsigned numbers
+        mine, below = np.uint64(2 * share), np.uint64(2 * share + 1)
+        for lane in range(LANES):
+            room[below, lane] = 0
+        for tile in range(share * tiles // shares, (share + 1) * tiles // shares):
+            for row in range(len(product)):
+                for lane in range(LANES):
+                    room[mine, lane] = 0
+                for block in range(blocks):
+                    if row == 0:
+                        prefetch(codes, (tile * blocks + block) * codes.strides[1] + AHEAD, codes.strides[1])
+                    for step in range(block_size // 8):
+                        r, i = np.uint64(row), np.uint64(block * block_size + 8 * step)
+                        x0, x1, x2, x3 = x[r, i], x[r, i + U1], x[r, i + U2], x[r, i + U3]
+                        x4, x5, x6, x7 = x[r, i + U4], x[r, i + U5], x[r, i + U6], x[r, i + U7]
+                        for lane in range(LANES):
+                            s = room[below, lane]
+                            s += x0 * weight(codes, zero, tile, block, step, 0, lane)
+                            s += x1 * weight(codes, zero, tile, block, step, 1, lane)
+                            s += x2 * weight(codes, zero, tile, block, step, 2, lane)
+                            s += x3 * weight(codes, zero, tile, block, step, 3, lane)
+                            s += x4 * weight(codes, zero, tile, block, step, 4, lane)
+                            s += x5 * weight(codes, zero, tile, block, step, 5, lane)
+                            s += x6 * weight(codes, zero, tile, block, step, 6, lane)
+                            s += x7 * weight(codes, zero, tile, block, step, 7, lane)
+                            room[below, lane] = s
+                    inputs = sums[np.uint64(row), np.uint64(block)] if len(minimums) else np.float32(0)
+                    _add_block(room, mine, tile, block, inputs, scales, minimums, shared)
+                for lane in range(min(LANES, product.shape[1] - tile * LANES)):
+                    product[row, tile * LANES + lane] = room[mine, lane]
 
 
 @inlined
-def _add_block(total, partial, tile, block, inputs, scales, minimums, shared):
+def _add_block(room, mine, tile, block, inputs, scales, minimums, shared):
     """Take a block's 64 sums into the outputs' chains: times the scale, plus the minimum times the sum of the inputs.
 
-    `partial` is zero afterwards.
+    The outputs' sums are in row `mine` of `room`; those of the block, in the row below, are zero afterwards.
     """
-    tile, block, group = np.uint64(tile), np.uint64(block), group_of(scales, shared, block)
+    below, tile, block, group = mine + U1, np.uint64(tile), np.uint64(block), group_of(scales, shared, block)
     if len(scales) == 0:
         for lane in range(LANES):
-            total[U0, lane] += partial[U0, lane]
-            partial[U0, lane] = 0
+            room[mine, lane] += room[below, lane]
+            room[below, lane] = 0
     elif len(minimums) == 0:
         for lane in range(LANES):
-            total[U0, lane] += partial[U0, lane] * scale(scales, shared, tile, block, group, lane)
-            partial[U0, lane] = 0
+            room[mine, lane] += room[below, lane] * scale(scales, shared, tile, block, group, lane)
+            room[below, lane] = 0
     else:
         for lane in range(LANES):
-            t = total[U0, lane] + partial[U0, lane] * scale(scales, shared, tile, block, group, lane)
-            total[U0, lane] = t + inputs * minimum(minimums, shared, tile, block, group, lane)
-            partial[U0, lane] = 0
+            t = room[mine, lane] + room[below, lane] * scale(scales, shared, tile, block, group, lane)
+            room[mine, lane] = t + inputs * minimum(minimums, shared, tile, block, group, lane)
+            room[below, lane] = 0
 
 
 @compiled_parallel
