@@ -66,6 +66,7 @@ def pack(codes: np.ndarray, block_size: int, bits: int, zero: int) -> np.ndarray
     zero : what is added to codes, so that none is negative
     """
     outputs, inputs = codes.shape
+    zero = np.int64(zero)  # with the compiler off, the sum of an int8 and a Python int would be an int8
     start = -(-outputs // LANES), inputs // block_size
     if bits not in GROUPS:
         words = np.zeros((*start, block_size * bits // 32, LANES), np.uint32)
