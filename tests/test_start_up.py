@@ -189,3 +189,35 @@ def test_without_the_compiler_the_answer_is_the_same(model_file):
     compiled, interpreted = run(*arguments), run(*arguments, NUMBA_DISABLE_JIT="1")
     assert interpreted.stdout.splitlines()[0] == compiled.stdout.splitlines()[0]
     assert interpreted.stderr == ""
+
+
+INTERPRETED = """
+import itertools
+import numpy as np
+from minillm.ops import jit
+from minillm.quantization import QuantizedMatrix, QuantizedScales
+
+rng = np.random.default_rng(0)
+x = rng.standard_normal((1, 64), np.float32)
+
+def scales(in_parts):
+    if not in_parts:
+        return rng.standard_normal((3, 2), np.float32)
+    parts = rng.integers(-128, 128, (3, 2)).astype(np.int8)
+    return QuantizedScales(parts, rng.standard_normal((3, 1), np.float32) / 128)
+
+for bits, with_minimum, in_parts in itertools.product((4, 5, 6, 8), (False, True), (False, True)):
+    least = 0 if with_minimum and bits < 8 else -(2 ** (bits - 1))
+    codes = rng.integers(least, least + 2**bits, (3, 2, 32)).astype(np.int8)
+    make = QuantizedMatrix.of_parts if in_parts else QuantizedMatrix
+    matrix = make(codes, scales(in_parts), scales(in_parts) if with_minimum else None, bits=bits)
+    kept, weights = jit.as_matrix(matrix), matrix.dequantize()
+    np.testing.assert_allclose(jit.embed(np.arange(3, dtype=np.int32), kept), weights, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(jit.linear(x, kept, None), x @ weights.T, rtol=1e-5, atol=1e-3)
+"""
+
+
+def test_without_the_compiler_every_form_of_weights_can_be_read(tmp_path):
+    script = tmp_path / "interpreted.py"
+    script.write_text(INTERPRETED, encoding="utf-8")
+    assert run("-W", "error", script, NUMBA_DISABLE_JIT="1", PYTHONPATH=str(ROOT)).stderr == ""
