@@ -67,7 +67,12 @@ class Batch:
         tables = np.full((len(chunks), widest), GIVEN_BACK, np.int32)
         for number, (chunk, length) in enumerate(zip(chunks, lengths, strict=True)):
             capacity = len(chunk.block_table) // num_groups * block_size
-            if length == 0 or chunk.start < 0 or chunk.start + length > capacity or len(chunk.block_table) % num_groups:
+            if len(chunk.block_table) % num_groups:
+                raise ValueError(
+                    f"chunk {number} has a table of {len(chunk.block_table)} blocks; of {num_groups} groups of layers "
+                    "there must be equally many of each"
+                )
+            if length == 0 or chunk.start < 0 or chunk.start + length > capacity:
                 groups = f" for {num_groups} groups of layers" if num_groups > 1 else ""
                 raise ValueError(
                     f"chunk {number} holds {length} tokens from position {chunk.start} on; it needs at least one "
@@ -84,7 +89,7 @@ class Batch:
             token = blocks.min(axis=1).argmin()
             raise ValueError(
                 f"chunk {owners[token]} would write to position {positions[token]}, but its block table has given back "
-                f"block {positions[token] // block_size}: {few_blocks(chunks[owners[token]].block_table)}"
+                f"the block of that: {few_blocks(chunks[owners[token]].block_table)}"
             )
         return cls(
             token_ids=np.concatenate([np.asarray(chunk.token_ids, np.int32) for chunk in chunks]),

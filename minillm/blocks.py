@@ -17,7 +17,7 @@ A layer that sees only a window has no use for the blocks behind it: no query re
 them back while it runs. Its table keeps its length, and names GIVEN_BACK in their places. But other layers of the same
 model may see everything (Gemma 3: three of 18). So that these need not hold on to what those let go, layers are in
 *groups* that see equally far, and a block holds its positions for the layers of one group. A table then has a *row* of
-blocks, one a group, where it else has a single one:
+blocks, one a group, where it otherwise has a single one:
 
                       window of 8          window of 8          all               block_size 4,
     positions 0 ..    GIVEN_BACK           GIVEN_BACK           2                 13 positions so far
@@ -39,6 +39,11 @@ from minillm.prefix_index import Node, PrefixIndex
 GIVEN_BACK = -1  # stands in a block table for a block that it has given back, as for all before that of the group
 
 
+def num_held(block_table: SequenceOf[int]) -> int:
+    """How many blocks a table names, without those that it has given back."""
+    return len(block_table) - block_table.count(GIVEN_BACK)
+
+
 def held(block_table: SequenceOf[int]) -> list[int]:
     """The blocks that a table names, without those that it has given back."""
     return [block for block in block_table if block != GIVEN_BACK]
@@ -58,6 +63,8 @@ class BlockAllocator:
     def __init__(self, num_blocks: int, block_size: int, windows: SequenceOf[int | None] = (None,)):
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"a pool needs blocks and blocks need room: got {num_blocks} blocks of {block_size}")
+        if not windows or any(type(window) is not int or window < 1 for window in windows if window is not None):
+            raise ValueError(f"windows are {windows!r}; wanted one for each group of layers: 1 or more, or None")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.windows = tuple(windows)
@@ -220,18 +227,19 @@ class BlockAllocator:
         It is of whole blocks, and all that a query behind it can reach are there. For those that none can, behind a
         window, the table says GIVEN_BACK: they may have been evicted. The blocks are not taken yet.
         """
-        nodes, length, unbroken = self.prefixes.follow(token_ids), 0, [0] * self.num_groups
-        for number, node in enumerate(nodes[1:], start=1):
-            unbroken = [0 if block is None else run + 1 for block, run in zip(node.blocks, unbroken, strict=True)]
-            if all(run >= number - first for run, first in zip(unbroken, self._first_rows(number), strict=True)):
-                length = number
+        root, *nodes = self.prefixes.follow(token_ids)
+        length = row = len(nodes)
         first_rows = self._first_rows(length)
+        while row > min(first_rows):  # from the end on: whoever misses a block can only go on in its place
+            row -= 1
+            if any(block is None and row >= first for block, first in zip(nodes[row].blocks, first_rows, strict=True)):
+                length, first_rows = row, self._first_rows(row)
         table = [
             GIVEN_BACK if row < first else block
-            for row, node in enumerate(nodes[1 : length + 1])
-            for first, block in zip(first_rows, node.blocks, strict=True)
+            for row, node in enumerate(nodes[:length])
+            for block, first in zip(node.blocks, first_rows, strict=True)
         ]
-        return table, nodes[length]
+        return table, nodes[length - 1] if length else root
 
     def _first_rows(self, num_rows: int) -> list[int]:
         """By group the first row that a query behind `num_rows` full ones can reach."""
@@ -252,7 +260,9 @@ class BlockAllocator:
         """
         places = self.row(row * self.block_size)
         node = self.prefixes.add(parent, token_ids, [block_table[place] for place in places])
-        for place, known in zip(places, node.blocks if node else (), strict=False):
+        if node is None:
+            return None
+        for place, known in zip(places, node.blocks, strict=True):
             if known != (block := block_table[place]):
                 (block_table[place],) = self.share([known])
                 self._give_back(block)

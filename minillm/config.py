@@ -81,15 +81,17 @@ class ModelConfig:
     def layer_groups(self) -> tuple[tuple[int, ...], ...]:
         """The layers whose keys and values share blocks of the KV cache, group by group.
 
-        Layers of a group see equally far, so that no query reaches a block any more, or some still do in all its
-        layers. All groups have the size that wastes least, counting a table that somebody must keep like a layer's
-        place that stays empty; of each kind the last may have fewer layers.
+        Layers of a group see equally far, so that whether a query still reaches a block is the same in all of them.
+        Blocks have room for equally many layers in all groups, and where that leaves places empty, memory is lost: so
+        many, then, that there are few places in all. Those of layers that see everything are held longest, and count
+        eight times; a group counts as a place more, for somebody must keep its table.
         """
         windows = [self.window(layer) for layer in range(self.num_layers)]
         kinds = [[layer for layer, own in enumerate(windows) if own == window] for window in dict.fromkeys(windows)]
 
         def cost(size: int) -> int:
-            return (size + 1) * sum(-(-len(kind) // size) for kind in kinds)
+            weights = (8 if self.window(kind[0]) is None else 1 for kind in kinds)
+            return sum(weight * (size + 1) * -(-len(kind) // size) for weight, kind in zip(weights, kinds, strict=True))
 
         size = min(range(1, self.num_layers + 1), key=cost)
         return tuple(tuple(kind[start : start + size]) for kind in kinds for start in range(0, len(kind), size))

@@ -14,7 +14,14 @@ import numpy as np
 from minillm.blocks import BlockAllocator
 from minillm.config import ModelConfig
 
+Layout = tuple[tuple[tuple[int, ...], ...], int, int]
+
 DTYPES = ("float32", "float16")  # what keys and values can be stored as
+
+
+def layout(config: ModelConfig) -> Layout:
+    """What a cache and a model must have in common: groups of layers, key/value heads, numbers in a head."""
+    return config.layer_groups, config.num_kv_heads, config.head_dim
 
 
 class KVCache:
@@ -29,6 +36,7 @@ class KVCache:
     values : [N, layers of a group, G, B, K]
         Here head_dim lies innermost: the weighted sum of values runs along memory too, a lane a component.
     places : int64 [L, 2], for each layer its group, and where in that group's blocks it stands.
+    layout : what of a model's config a cache is made for.
     blocks : BlockAllocator
         Says which blocks are held; block tables are kept by whoever owns a sequence.
 
@@ -49,7 +57,7 @@ class KVCache:
     ):
         if dtype not in DTYPES:
             raise ValueError(f"kv_dtype is {dtype!r}; keys and values can be stored as {' or '.join(DTYPES)}")
-        groups, heads, head_dim = config.layer_groups, config.num_kv_heads, config.head_dim
+        self.layout = groups, heads, head_dim = layout(config)
         layers = max(map(len, groups))
         self.keys = xp.zeros((num_blocks, layers, heads, head_dim, block_size), dtype=getattr(xp, dtype))
         self.values = xp.zeros((num_blocks, layers, heads, block_size, head_dim), dtype=getattr(xp, dtype))
@@ -95,8 +103,9 @@ class KVCache:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes one position takes in all layers, places that the last groups leave empty among them."""
-        return self.num_groups * self.bytes_per_block // self.block_size
+        """Bytes of a position's keys and values in all layers."""
+        _, _, heads, head_dim, _ = self.keys.shape
+        return 2 * len(self.places) * heads * head_dim * self.keys.itemsize
 
     @property
     def num_bytes(self) -> int:

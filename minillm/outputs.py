@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 from minillm.sampling import SamplingParams
-from minillm.trace import PREFILL, ChunkRecord, Finish, StepRecord, held
+from minillm.trace import PREFILL, ChunkRecord, Finish, StepRecord, num_held
 
 
 @dataclass
@@ -147,7 +147,7 @@ class Followed:
                 self._first_token_at[token.completion] = busy_seconds
             metrics.num_generated_tokens += 1
             metrics.decode_seconds = busy_seconds - self._first_token_at[token.completion]
-            metrics.kv_bytes = len(held(chunk.block_table)) * block_bytes
+            metrics.kv_bytes = num_held(chunk.block_table) * block_bytes
             self.deltas.append(
                 Delta(token.text, token.token_id, token.logprob, None, replace(metrics), token.completion)
             )

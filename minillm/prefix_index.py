@@ -11,7 +11,7 @@ beginning. Comparing tokens is exact, where a hash could be fooled.
 
 A node knows the block its content lies in, one for each group of layers (`blocks.py`), or None since that was evicted.
 It stays as long as it has a block, or a child: whoever reads the child's text must pass it, whether or not its own keys
-and values are there. In layers that see only a window they are of no use any more, and then are the first to go.
+and values are there: in layers that see only a window they are of no use any more.
 """
 
 from __future__ import annotations

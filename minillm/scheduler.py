@@ -31,7 +31,7 @@ from collections.abc import Sequence as SequenceOf
 from itertools import count
 from math import inf
 
-from minillm.blocks import BlockAllocator, held
+from minillm.blocks import BlockAllocator, held, num_held
 from minillm.checks import check_integer, check_number
 from minillm.errors import RequestError
 from minillm.plan import Admitted, Finished, Preempted, Sampled, ScheduledChunk, StepPlan
@@ -61,7 +61,7 @@ class Scheduler:
 
     Attributes
     ----------
-    running : the sequences that hold blocks, first admitted first.
+    running : the sequences that were admitted and hold their blocks, first admitted first.
     waiting : WaitingQueue.
 
     Raises
@@ -262,17 +262,17 @@ class Scheduler:
         # Not all of them: the last token is always computed, for its scores choose the next.
         found, node = blocks.find(sequence.token_ids[:-1]) if self.prefix_caching else ([], None)
         num_cached = len(found) // blocks.num_groups * blocks.block_size
-        kept = held(found)
-        revived = sum(not blocks.references[block] for block in kept)  # available, but not to be handed out
-        promised = sum(self._still_needed(other) for other in self.running)
-        left = blocks.num_available - revived - promised - (self.most_blocks(num_tokens) - len(kept))
+        revived = sum(not blocks.references[block] for block in held(found))  # available, but not to be handed out
+        promised = sum(self._to_come(other.prefill_end, other.block_table) for other in self.running)
+        left = blocks.num_available - revived - promised - self._to_come(num_tokens, found)
         if left < (int(self.watermark * blocks.num_blocks) if self.running else 0):
             return False
         self.waiting.pop()
         plan.admitted.append(Admitted(sequence, num_cached, after_preemption=sequence.rank is not None))
         sequence.block_table = blocks.share(found)
-        some_come_back = self.most_blocks(num_tokens) < blocks.blocks_for(num_tokens)
-        end = min(num_tokens, num_cached + self.max_batch_tokens) if some_come_back else num_tokens
+        end = num_tokens
+        if self.most_blocks(num_tokens) < blocks.blocks_for(num_tokens):
+            end = min(num_tokens, num_cached + self.max_batch_tokens)
         plan.evicted += blocks.extend(sequence.block_table, end)
         sequence.num_computed, sequence.prefill_end = num_cached, num_tokens
         sequence.num_published, sequence.published = len(found) // blocks.num_groups, node
@@ -281,11 +281,10 @@ class Scheduler:
         insort(self.running, sequence, key=_rank)
         return True
 
-    def _still_needed(self, sequence: Sequence) -> int:
-        """Blocks that a prompt under way was admitted for, and has not taken yet."""
-        if not sequence.in_prefill:
-            return 0
-        return max(0, self.most_blocks(sequence.prefill_end) - len(held(sequence.block_table)))
+    def _to_come(self, num_tokens: int, block_table: SequenceOf[int]) -> int:
+        """How many blocks more than now a table holds at most until it has all for so many tokens."""
+        to_take = self.blocks.blocks_for(num_tokens) - len(block_table)
+        return max(0, min(to_take, self.most_blocks(num_tokens) - num_held(block_table)))
 
     def _advance(self, sequence: Sequence, plan: StepPlan) -> None:
         """Prefill as much of `sequence` as the budget allows."""
@@ -299,10 +298,11 @@ class Scheduler:
         False if that is `sequence` itself.
         """
         blocks, table, start = self.blocks, sequence.block_table, sequence.num_computed
-        row = blocks.row(start)
-        while (missing := blocks.blocks_for(start + num_tokens) - len(table)) > 0 or (
-            shared := [place for place in row if blocks.is_shared(table[place])]
-        ):
+        while True:
+            missing = blocks.blocks_for(start + num_tokens) - len(table)
+            shared = [] if missing > 0 else [place for place in blocks.row(start) if blocks.is_shared(table[place])]
+            if missing <= 0 and not shared:
+                return True
             if blocks.num_available < max(missing, 1):
                 victim = self.running[-1]
                 plan.preempted.append(Preempted(victim, victim.num_computed))
@@ -316,7 +316,6 @@ class Scheduler:
                 source, evicted = blocks.own(table, shared[0])
                 plan.copies.append((source, table[shared[0]]))
                 plan.evicted += evicted
-        return True
 
     def _preempt(self, sequence: Sequence) -> None:
         self._leave(sequence)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
-from minillm.blocks import held
+from minillm.blocks import num_held
 from minillm.prefix_index import Node
 
 
@@ -78,5 +78,5 @@ class Sequence:
     def __repr__(self):
         return (
             f"Sequence({self.name}: {self.num_prompt_tokens} prompt + {self.num_generated} generated tokens, "
-            f"{self.num_computed} computed, {len(held(self.block_table))} blocks)"
+            f"{self.num_computed} computed, {num_held(self.block_table)} blocks)"
         )

@@ -19,7 +19,7 @@ def few(items: Iterable[object], separator: str = " ") -> str:
 
 
 def few_blocks(block_table: SequenceOf[int]) -> str:
-    """A block table: how many of its first blocks it has given back, and the first few of those that it holds."""
+    """A block table: how many of its blocks it has given back, and the first few of those that it holds."""
     blocks = held(block_table)
     gone = len(block_table) - len(blocks)
-    return f"{gone} given back{', then ' if blocks else ''}{few(blocks)}" if gone else few(blocks)
+    return f"{gone} given back{'; ' if blocks else ''}{few(blocks)}" if gone else few(blocks)

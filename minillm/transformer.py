@@ -24,7 +24,7 @@ import numpy as np
 
 from minillm.batch import Batch
 from minillm.config import ModelConfig
-from minillm.kv_cache import KVCache
+from minillm.kv_cache import KVCache, layout
 from minillm.probe import Probe, no_probe, with_copies
 from minillm.rope import rope_frequencies
 from minillm.weights import MLP, Layer, Loader, Norm, num_bytes
@@ -50,6 +50,7 @@ class Transformer:
         self.config = config
         self.ops = ops
         self.xp = ops.array_library()
+        self.kv_layout = layout(config)
         rotary_dim = config.rotary_dim or config.head_dim
         self.frequencies = ops.as_vector(rope_frequencies(rotary_dim, config.rope_theta, config.rope_scaling))
         self.magnitude = config.rope_scaling.magnitude if config.rope_scaling else 1.0
@@ -88,16 +89,21 @@ class Transformer:
         Raises
         ------
         ValueError
-            A token id is not in the vocabulary, or a position not among those that the model has learned; or batch and
-            cache are not of the same groups of layers.
+            A token id is not in the vocabulary, or a position not among those that the model has learned; or the cache
+            is another model's, or the batch has tables of other groups of layers.
         """
         if not 0 <= batch.token_ids.min() <= batch.token_ids.max() < self.config.vocab_size:
             raise ValueError(f"{batch} holds a token id outside 0 to {self.config.vocab_size - 1}")
         ops, config, xp = self.ops, self.config, self.xp
         if config.learned_positions and batch.positions.max() >= config.context_length:
             raise ValueError(f"{batch} goes beyond the {config.context_length} positions that the model has learned")
+        if kv_cache.layout != self.kv_layout:
+            raise ValueError(f"{kv_cache!r} was made for another model than {self!r}")
         if len(batch.slots) != kv_cache.num_groups:
-            raise ValueError(f"{batch} has tables of {len(batch.slots)} groups of layers, but {kv_cache!r}")
+            raise ValueError(
+                f"{batch} has block tables of {len(batch.slots)} groups of layers, but the cache has "
+                f"{kv_cache.num_groups}: make it with num_groups=kv_cache.num_groups"
+            )
         if probe is not no_probe:
             probe = with_copies(probe, ops.to_numpy)
         batch = Batch(*map(ops.as_indices, vars(batch).values()))  # once a step, not once a layer

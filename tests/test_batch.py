@@ -72,10 +72,13 @@ def test_batches_that_make_no_sense_are_refused():
         Batch.from_chunks([Chunk([1], -1, [0])], 16)
     with pytest.raises(ValueError, match=r"chunk 1 holds 2 tokens from position 15 on; .* 1 blocks of 16 end at 16"):
         Batch.from_chunks([Chunk([1], 0, [0]), Chunk([1, 2], 15, [1])], 16)
-    for start, table in (32, [0, 1, 2, 3]), (0, [0, 1, 2, 3, 4]):
-        with pytest.raises(ValueError, match=rf"its {len(table)} blocks of 16 for 2 groups of layers end at 32"):
-            Batch.from_chunks([Chunk([1], start, table)], 16, num_groups=2)
-    gone = "chunk 1 would write to position 19, but its block table has given back block 4: 5 given back, then 7"
+    with pytest.raises(ValueError, match="its 4 blocks of 16 for 2 groups of layers end at 32"):
+        Batch.from_chunks([Chunk([1], 32, [0, 1, 2, 3])], 16, num_groups=2)
+    with pytest.raises(
+        ValueError, match="chunk 0 has a table of 3 blocks; of 2 groups of layers there must be equally"
+    ):
+        Batch.from_chunks([Chunk([1], 0, [0, 1, 2])], 16, num_groups=2)
+    gone = "chunk 1 would write to position 19, but its block table has given back the block of that: 5 given back; 7"
     with pytest.raises(ValueError, match=gone):
         Batch.from_chunks([Chunk([1], 0, [0]), Chunk([1, 2], 19, [GIVEN_BACK] * 5 + [7])], 4)
 
@@ -94,7 +97,8 @@ def test_layers_that_see_equally_far_share_blocks(num_layers, data):
     assert cache.num_groups == cache.blocks.num_groups == len(groups)
     assert len({tuple(place) for place in cache.places.tolist()}) == num_layers
     assert cache.places[:, 1].max() + 1 == cache.keys.shape[1]
-    assert cache.keys.shape[1] * len(groups) <= 1.25 * num_layers + 1
+    of_all = [len(group) for group, window in zip(groups, cache.blocks.windows, strict=True) if window is None]
+    assert len(of_all) * cache.keys.shape[1] <= 2 * sum(of_all)
 
 
 def test_the_cache_tells_its_size_and_occupancy():

@@ -31,18 +31,26 @@ from minillm.trace import StepRecord, Trace, from_json, held, request_metrics, r
 from minillm.transformer import Transformer
 
 CONTEXT = 64
-WINDOWS = [[None], [None], [3], [3], [12], [12], [3, None], [12, None]]  # of the groups of layers of each model
+SIZES = {  # of tiny Llamas: heads alone and heads in groups; one, two, and seven layers
+    "F32": {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 1},
+    "Q8_0": {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2},
+    "BF16": {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 7},
+}
+MODELS = [  # stored as; how many of its layers, from the first on, have a window; the windows of its groups of layers
+    *(("F32", 0, [None]), ("Q8_0", 0, [None])),
+    *(("F32", 1, [3]), ("Q8_0", 2, [3]), ("F32", 1, [12]), ("Q8_0", 2, [12])),
+    *(("Q8_0", 1, [3, None]), ("Q8_0", 1, [12, None]), ("BF16", 5, [5, 5, 5, None])),  # the last leaves a place empty
+]
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 "
 
 
 class Model:
     """A transformer and its tokenizer, and what each request answers that has them to itself."""
 
-    def __init__(self, path, windows):
+    def __init__(self, path, num_windowed, windows):
         checkpoint = open_checkpoint(path)
-        self.tokenizer, config = checkpoint.tokenizer, checkpoint.config
-        layers = range(0 if windows == [None] else 1 if None in windows else config.num_layers)
-        config = replace(config, sliding_window=windows[0], window_layers=tuple(layers))
+        self.tokenizer = checkpoint.tokenizer
+        config = replace(checkpoint.config, sliding_window=windows[0], window_layers=tuple(range(num_windowed)))
         assert config.group_windows == tuple(windows)
         self.transformer = Transformer(config, lambda name: checkpoint.tensors[name].read(), backend("numba"))
 
@@ -72,23 +80,18 @@ class Model:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """Two tiny ones: floats and quantized, heads alone and heads in groups; and the same with windows in all layers,
-    the second, of two layers, also in one alone."""
+    """Tiny ones: floats and quantized; with windows in no layers, in all, or in some."""
     folder = tmp_path_factory.mktemp("models")
-    paths = [
-        write_gguf(folder / f"{storage}.gguf", random_llama(seed, **size), storage, with_tokenizer=True)
-        for seed, (storage, size) in enumerate(
-            [
-                (
-                    "F32",
-                    {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 1},
-                ),
-                ("Q8_0", {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}),
-            ]
+    paths = {
+        storage: write_gguf(
+            folder / f"{storage}.gguf",
+            random_llama(seed, **size, vocab_size=262, intermediate_size=32),
+            storage,
+            with_tokenizer=True,
         )
-        if size.update(vocab_size=262, intermediate_size=32) is None
-    ]
-    return [Model(paths[number % 2 or None in windows[1:]], windows) for number, windows in enumerate(WINDOWS)]
+        for seed, (storage, size) in enumerate(SIZES.items())
+    }
+    return [Model(paths[storage], *windows) for storage, *windows in MODELS]
 
 
 class Answers:
@@ -135,7 +138,7 @@ sampling = st.builds(
 @st.composite
 def workloads(draw):
     """A model; requests, many of which begin alike; when they come, and who is aborted when; an engine for each."""
-    which = draw(st.integers(0, len(WINDOWS) - 1))
+    which = draw(st.integers(0, len(MODELS) - 1))
     beginnings = draw(st.lists(st.lists(st.integers(3, 6), max_size=20), min_size=1, max_size=2))
     requests = []
     for _ in range(draw(st.integers(1, 6))):
@@ -148,7 +151,7 @@ def workloads(draw):
     longest = max(len(prompt) + params.max_tokens - 1 for prompt, params, _ in requests)
     rows, max_batch_tokens = -(-longest // block_size), draw(st.integers(1, 40))
     at_once = [
-        rows if window is None else 1 - (2 - window - max_batch_tokens) // block_size for window in WINDOWS[which]
+        rows if window is None else 1 - (2 - window - max_batch_tokens) // block_size for window in MODELS[which][2]
     ]
     least = sum(min(rows, own) for own in at_once)
     config = EngineConfig(
@@ -307,6 +310,21 @@ def test_behind_a_window_texts_pass_that_are_many_times_the_pool(models, prompt_
     wider = "takes 8 blocks of 2 at once, with a window of 12 and max_batch_tokens of 4, .* 4: lower max_batch_tokens"
     with pytest.raises(RequestError, match=wider):
         models[5].engine(config).add_request(prompt[:prompt_length], params)
+
+
+def test_a_cache_of_another_model_is_refused(models):
+    """One of other layers by the pass itself, for it would read what is not there; of other windows by the engine."""
+    ours, others = models[1].transformer, [models[0], models[6], models[8]]
+    for other in others:
+        cache = KVCache.contiguous(other.transformer.config, 4)
+        with pytest.raises(ValueError, match="was made for another model than Transformer"):
+            ours.forward(Batch.from_chunks([Chunk([1], 0, [*range(cache.num_blocks)])], 4, cache.num_groups), cache)
+    cache = KVCache(models[3].transformer.config, 4)
+    with pytest.raises(ValueError, match=r"what windows of \(3,\) hide, but the model's are \(None,\)"):
+        Engine(ours, cache, EngineConfig().scheduler(cache.blocks))
+    cache = KVCache(models[6].transformer.config, 4)
+    with pytest.raises(ValueError, match=r"of 1 groups .* but the cache has 2: make it with num_groups=kv"):
+        models[6].transformer.forward(Batch.from_chunks([Chunk([1], 0, [0])], 16), cache)
 
 
 def test_a_scheduler_over_other_blocks_than_the_cache_s_is_refused(models):

@@ -87,7 +87,7 @@ def test_tables_behind_a_window_say_what_is_gone():
     table = [GIVEN_BACK] * 300 + list(range(20, 29))
     sequence = Sequence([1] * 600, 600, "a", num_computed=599, block_table=table)
     assert repr(sequence) == "Sequence(a: 600 prompt + 0 generated tokens, 599 computed, 9 blocks)"
-    said = "blocks 300 given back, then 20 21 22 23 24 25 26 27 and 1 more"
+    said = "blocks 300 given back; 20 21 22 23 24 25 26 27 and 1 more"
     assert f", decode, 1 to sample, {said})" in repr(ScheduledChunk(sequence, 599, [1], table, False, 1))
     assert f", decode, {said}, nothing" in repr(ChunkRecord("a", 0, "decode", 599, [1], table))
     assert few_blocks([GIVEN_BACK]) == "1 given back"

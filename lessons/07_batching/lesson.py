@@ -60,7 +60,7 @@ batch = Batch.from_plan(plan, engine.kv_cache.block_size)
 print(plan)
 for name in ("token_ids", "positions", "query_starts"):
     print(f"{name:13}", getattr(batch, name).tolist())
-print("block_tables ", batch.block_tables[0].tolist())  # of all layers at once; lesson 8 has models with more
+print("block_tables ", batch.block_tables[0].tolist())  # one a sequence; lesson 8 has models with several
 
 # %% [markdown]
 # Eight tokens, three sequences, and no padding: nothing in the batch says that the first two are decoding and the third

@@ -350,32 +350,32 @@ for order, values in rates.items():
 # In some layers a query sees only a *window* of the last few hundred positions. Such a layer's blocks can be given back
 # while a sequence runs, as soon as no query to come sees any of them; its table keeps its length, with -1 for what is
 # gone. But Gemma 3 has a window in five layers of six, and if a block held the keys of *all* layers, the sixth would
-# keep it. So layers that see equally far form groups, a block holds one group's, and a table has a row of them a block:
+# keep it. So layers that see equally far form groups, a block holds one group's, and a table names a *row* of blocks,
+# one of each group, for the same positions:
 #
 # {{ source: minillm.blocks.BlockAllocator.give_back_behind }}
 #
-# Our model, as if it had been made to see 32 positions in none, in all, or in five of six of its 30 layers:
+# Our model, as if it had been made to see 32 positions in none, all, or five of six of its 30 layers:
 
 # %%
 traces, tensors = {}, open_checkpoint(llm.path).tensors
 long = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True, logprobs=True)
-five_of_six = [layer for layer in range(30) if layer % 6 != 5]
-for name, layers in (("none", []), ("all", range(30)), ("5 of 6", five_of_six), ("5 of 6, kept", five_of_six)):
+five = [layer for layer in range(30) if layer % 6 != 5]
+for name, layers in (("none", []), ("all", range(30)), ("5 of 6", five), ("5 of 6, kept", five)):
     config = replace(llm.config, sliding_window=32, window_layers=tuple(layers))
     model = Transformer(config, lambda tensor: tensors[tensor].read(), llm.ops)
     engine, traces[name] = new_engine(model, block_size=8)
     cache = engine.kv_cache
-    if name.endswith("kept"):
-        cache.blocks.windows = (None,) * cache.num_groups
+    cache.blocks.windows = (None,) * cache.num_groups if name.endswith("kept") else config.group_windows
     engine.add_request(llm.encode("Once upon a time"), long)
     run(engine)
     held = (traces[name].steps[step].pool.num_held * cache.bytes_per_block / 1e6 for step in (20, 60, 199))
     print(f"{name:12} {cache.num_groups} groups; MB held in step 20, 60, 199:", *(f"{size:4.1f}" for size in held))
-print("tables in step 60:", *(traces[name].steps[60].running[0].block_table for name in ("all", "5 of 6")), sep="\n")
+print(np.reshape(traces["5 of 6"].steps[60].running[0].block_table, (-1, 6)))  # the table: -1 for what is gone
 print("same tokens and bits:", answers_of(traces["5 of 6"]) == answers_of(traces["5 of 6, kept"]))
 
 # %% [markdown]
-# With windows everywhere a text holds at most five blocks; with windows in five layers of six, a sixth of it grows on.
+# With windows everywhere a text soon holds as much as it ever will; with five in six, a sixth of it grows on.
 #
 # ## What production systems do differently
 #

@@ -77,7 +77,7 @@ class Engine:
     Raises
     ------
     ValueError
-        The scheduler hands out other blocks than the cache's.
+        The scheduler hands out other blocks than the cache's, or the cache is for a model of other windows.
     """
 
     def __init__(
@@ -93,6 +93,11 @@ class Engine:
     ):
         if scheduler.blocks is not kv_cache.blocks:
             raise ValueError(f"the scheduler is over {scheduler.blocks!r}; make it over kv_cache.blocks")
+        if kv_cache.blocks.windows != transformer.config.group_windows:
+            raise ValueError(
+                f"the cache gives back what windows of {kv_cache.blocks.windows} hide, but the model's are "
+                f"{transformer.config.group_windows}: make it with the model's config"
+            )
         self.transformer, self.kv_cache, self.scheduler = transformer, kv_cache, scheduler
         self.tokenizer, self.threads, self.model = tokenizer, threads, model
         self.context_length = context_length or transformer.config.context_length

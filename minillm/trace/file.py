@@ -332,11 +332,9 @@ def _held(block_table: list[int], groups: int, check: Callable[[bool, str], None
     for group in range(groups):
         blocks = block_table[group::groups]
         gone = blocks.count(GIVEN_BACK)
-        check(
-            blocks[:gone].count(GIVEN_BACK) == gone,
-            f"a block table names block {max(blocks[:gone], default=0)} before one given back ({GIVEN_BACK}); those "
-            "come first",
-        )
+        if blocks[:gone].count(GIVEN_BACK) != gone:
+            named = next(block for block in blocks if block != GIVEN_BACK)
+            check(False, f"a block table names block {named} before one given back ({GIVEN_BACK}); those come first")
     return held(block_table)
 
 

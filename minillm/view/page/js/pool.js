@@ -146,7 +146,7 @@ class PoolView {
     this.heading.textContent = followed ? `Block table of ${followed.name}` : "Block table";
     const holds = held(table);
     const gone = table.length - holds.length;
-    const says = [gone, ...holds.map((block) => [block, record.pool.references[block]])].join(";");
+    const says = [table, holds.map((block) => record.pool.references[block])].join(";");
     if (says === this.says) return;
     this.says = says;
     const { block_size: size, windows } = run.data.facts;
