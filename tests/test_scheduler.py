@@ -265,18 +265,33 @@ def test_behind_windows_a_pool_that_is_hardly_enough_for_one_serves_many(policy,
             scheduler.add(Sequence.of(f"r{number}", *requests[f"r{number}"][:2], num_forks=requests[f"r{number}"][2]))
         steps = 0
         while scheduler.has_unfinished:
-            if drawn.random() < 0.1:
+            if steps < 200 and drawn.random() < 0.1:
                 scheduler.abandon(scheduler.schedule())
             plan = paper.step()
             check_tables(scheduler)
             preempted_in_prefill += sum(p.num_computed < p.sequence.prefill_end for p in plan.preempted)
             steps += 1
-            assert steps < 3000
+            assert steps < 1000
         for request_id, (prompt, max_tokens, num_forks) in requests.items():
             for completion in range(num_forks):
                 assert paper.answers[request_id, completion] == alone(prompt, max_tokens, completion)
         assert scheduler.blocks.num_held == 0
-    assert preempted_in_prefill > (0 if others else 15)
+    assert others or preempted_in_prefill > 15
+
+
+def test_what_a_found_prefix_lacks_behind_its_window_is_not_reckoned_with():
+    """Three who go on from one text: each needs a row more, and nothing in the place of what was given back."""
+    blocks = BlockAllocator(18, 4, [8, None])  # ten rows of the text are ten blocks and two, and three times one row
+    scheduler = Scheduler(blocks, max_batch_tokens=6, watermark=0)
+    paper, text = Paper(scheduler, end=None), [n % 2 for n in range(40)]
+    scheduler.add(Sequence.of("text", text, 1))
+    while scheduler.has_unfinished:
+        paper.step()
+    for number in range(3):
+        scheduler.add(Sequence.of(f"r{number}", [*text, 2, number], 2))
+    plan = paper.step()
+    assert [admitted.num_cached_tokens for admitted in plan.admitted] == [40, 40, 40]
+    assert blocks.num_held == 18
 
 
 def test_who_makes_way_for_a_prompt_gives_up_what_the_step_had_for_it():
