@@ -19,21 +19,14 @@ FOLDERS = sorted(path for path in LESSONS.glob("[0-9][0-9]_*") if path.is_dir())
 TO_DO = 'raise NotImplementedError("your turn")'
 LONGEST_SCRIPT = 400  # lines
 
-# What a lesson may import beyond the core dependencies, it must also be able to do without.
-OPTIONAL = (
-    "matplotlib",
-    "torch",
-    "transformers",
-    "accelerate",
-    "gguf",
-    "hypothesis",
-    "pytest",
-    "huggingface_hub",
-)
-WITHOUT_OPTIONAL = """
+# The core dependencies must do, and Matplotlib for those who want figures.
+OPTIONAL = ("torch", "transformers", "accelerate", "gguf", "hypothesis", "pytest", "huggingface_hub")
+WITHOUT_OPTIONAL = f"""
 import runpy, sys
-sys.modules.update(dict.fromkeys({}, None))  # importing any of these now fails
-runpy.run_path({!r}, run_name="__main__")
+sys.modules.update(dict.fromkeys({OPTIONAL}, None))  # importing any of these now fails
+del sys.argv[0]
+sys.path.insert(0, {str(LESSONS)!r})
+runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 each_lesson = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
@@ -86,14 +79,27 @@ def test_the_map_lists_the_lessons_and_links_those_that_exist():
 
 @each_lesson
 def test_the_page_says_what_the_script_does(folder):
-    done = run(LESSONS / "render.py", "--check", folder.name)
+    done = run("-c", WITHOUT_OPTIONAL, LESSONS / "render.py", "--check", folder.name)
     assert done.returncode == 0, done.stdout
+
+
+def names(nodes: list[ast.stmt], context: type[ast.expr_context]) -> set[str]:
+    """The names that are read, or written, anywhere in these statements."""
+    found = (node for root in nodes for node in ast.walk(root) if isinstance(node, ast.Name))
+    return {node.id for node in found if isinstance(node.ctx, context)}
 
 
 @each_lesson
-def test_the_script_runs_with_the_core_dependencies_alone(folder, tmp_path):
-    done = run("-c", WITHOUT_OPTIONAL.format(OPTIONAL, str(folder / "lesson.py")), cwd=tmp_path)
-    assert done.returncode == 0, done.stdout
+def test_what_needs_matplotlib_stands_where_only_those_come_who_have_it(folder):
+    """Under `if plt:`; and nothing that is made there is used elsewhere."""
+    top = ast.parse((folder / "lesson.py").read_text()).body
+    guards = [node for node in top if isinstance(node, ast.If) and ast.unparse(node.test) == "plt"]
+    imports = [node for node in top if isinstance(node, ast.Try) and "plt = None" in ast.unparse(node)]
+    others = [node for node in top if node not in guards and node not in imports]
+    guarded = [statement for node in guards for statement in node.body]
+    assert not any("matplotlib" in ast.unparse(node) or "minillm import plots" in ast.unparse(node) for node in others)
+    made = names(guarded, ast.Store) - names(others, ast.Store)
+    assert not names(others, ast.Load) & (made | {"plt"})
 
 
 @each_lesson
