@@ -162,28 +162,22 @@ def _eight_bits(codes, zero, tile, block, step, j, lane):
     return np.uint32(exponent | code).view(np.float32) - (exponent.view(np.float32) + zero)
 
 
-def _five_bits(codes, zero, tile, block, step, j, lane):
-    odd = np.uint32(4 * (j % 2))
-    lower = np.uint32(np.uint32(codes[tile, block, step // 4, step % 4, lane]) >> odd)
-    last = np.uint32(np.uint32(codes[tile, block, step // 4, 4, lane]) << odd)
-    word = np.uint32(lower ^ shift_right(last, step % 4))
-    far = np.uint32(16 * (j // 4))
-    place = np.uint32(8 * (j // 2 % 2))
-    exponent = np.uint32(np.uint32(EXPONENT - place) << np.uint32(23))
-    code = np.uint32(np.uint32(word >> far) & np.uint32(np.uint32(31) << place))
-    return np.uint32(exponent | code).view(np.float32) - (exponent.view(np.float32) + zero)
+def _with_upper_bits(upper, steps):
+    """How codes of four bits and `upper` more are read, which `steps` steps have in a word of their own."""
+    mask = np.uint32(2 ** (4 + upper) - 1)
 
+    def read(codes, zero, tile, block, step, j, lane):
+        odd = np.uint32(4 * (j % 2))
+        lower = np.uint32(np.uint32(codes[tile, block, step // steps, step % steps, lane]) >> odd)
+        last = np.uint32(np.uint32(codes[tile, block, step // steps, steps, lane]) << odd)
+        word = np.uint32(lower ^ shift_right(last, upper * (step % steps)))
+        far = np.uint32(16 * (j // 4))
+        place = np.uint32(8 * (j // 2 % 2))
+        exponent = np.uint32(np.uint32(EXPONENT - place) << np.uint32(23))
+        code = np.uint32(np.uint32(word >> far) & np.uint32(mask << place))
+        return np.uint32(exponent | code).view(np.float32) - (exponent.view(np.float32) + zero)
 
-def _six_bits(codes, zero, tile, block, step, j, lane):
-    odd = np.uint32(4 * (j % 2))
-    lower = np.uint32(np.uint32(codes[tile, block, step // 2, step % 2, lane]) >> odd)
-    last = np.uint32(np.uint32(codes[tile, block, step // 2, 2, lane]) << odd)
-    word = np.uint32(lower ^ shift_right(last, 2 * (step % 2)))
-    far = np.uint32(16 * (j // 4))
-    place = np.uint32(8 * (j // 2 % 2))
-    exponent = np.uint32(np.uint32(EXPONENT - place) << np.uint32(23))
-    code = np.uint32(np.uint32(word >> far) & np.uint32(np.uint32(63) << place))
-    return np.uint32(exponent | code).view(np.float32) - (exponent.view(np.float32) + zero)
+    return read
 
 
 FORMS = {  # by type and number of axes of the whole array
@@ -191,8 +185,8 @@ FORMS = {  # by type and number of axes of the whole array
     (HALVES, 4): ("bfloat16", _bfloat16),
     (WORDS[8], 4): ("8 bits", _eight_bits),
     (WORDS[4], 4): ("4 bits", _four_bits),
-    (WORDS[6], 5): ("6 bits", _six_bits),
-    (WORDS[5], 5): ("5 bits", _five_bits),
+    (WORDS[6], 5): ("6 bits", _with_upper_bits(2, steps=2)),
+    (WORDS[5], 5): ("5 bits", _with_upper_bits(1, steps=4)),
 }
 
 
