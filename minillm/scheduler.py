@@ -284,6 +284,8 @@ class Scheduler:
     def _to_come(self, num_tokens: int, block_table: SequenceOf[int]) -> int:
         """How many blocks more than now a table holds at most until it has all for so many tokens."""
         to_take = self.blocks.blocks_for(num_tokens) - len(block_table)
+        if to_take <= 0:  # as of all who decode: their tables need not be counted
+            return 0
         return max(0, min(to_take, self.most_blocks(num_tokens) - num_held(block_table)))
 
     def _advance(self, sequence: Sequence, plan: StepPlan) -> None:
