@@ -20,7 +20,7 @@ from rich.table import Table
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
 from minillm import LLM, catalog, cli
-from minillm.probe import difference
+from minillm.model.probe import difference
 
 Record = Callable[[str, torch.Tensor], None]
 

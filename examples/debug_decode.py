@@ -28,14 +28,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from minillm import LLM, EngineConfig, SamplingParams, cli
-from minillm.batch import Batch
-from minillm.engine.answer import Answer
+from minillm.model.batch import Batch
+from minillm.engine.detokenizing import Answer
 from minillm.engine.recording import record_of
-from minillm.kv_cache import KVCache
-from minillm.plan import Sampled, StepPlan
-from minillm.sampling import sample
-from minillm.scheduler import Scheduler
-from minillm.sequence import Sequence
+from minillm.model.kv_cache import KVCache
+from minillm.engine.step_plan import Sampled, StepPlan
+from minillm.engine.sampling import sample
+from minillm.engine.scheduler import Scheduler
+from minillm.engine.sequence import Sequence
 from minillm.trace import Finish, SampledToken, StepRecord
 from minillm.view.shown import shown
 

@@ -19,7 +19,7 @@ import numpy as np
 from rich.console import Console
 
 from minillm import LLM, cli
-from minillm.probe import induction, previous_token
+from minillm.model.probe import induction, previous_token
 from minillm.view import HeatMap, heat_page
 
 PROMPT = "The wizard Zorbin met Kelda. Later the wizard Zorbin met"

@@ -18,7 +18,7 @@ from minillm.errors import (
 )
 from minillm.llm import LLM
 from minillm.outputs import CompletionOutput, Delta, Metrics, RequestOutput
-from minillm.sampling import SamplingParams
+from minillm.engine.sampling import SamplingParams
 
 __version__ = "0.1.0"
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from minillm import LLM, Delta, Metrics, MinillmError, SamplingParams, __version__
 from minillm.catalog import CATALOG
 from minillm.ops import BACKENDS
-from minillm.roofline import Roofline
+from minillm.trace.roofline import Roofline
 from minillm.trace import Trace
 
 DEFAULT_PROMPT = "What is the capital of France, and what is it known for?"

@@ -17,19 +17,19 @@ from functools import partial
 import numpy as np
 
 from minillm import catalog
-from minillm.batch import Batch, Chunk
+from minillm.model.batch import Batch, Chunk
 from minillm.catalog import Report
 from minillm.checkpoints import Checkpoint, open_checkpoint
 from minillm.checks import check_integer
 from minillm.engine import Engine, EngineConfig, check_token_ids
 from minillm.errors import BusyError, CapacityError, CheckpointError, RequestError
-from minillm.kv_cache import KVCache
+from minillm.model.kv_cache import KVCache
 from minillm.ops import backend as find_backend
 from minillm.outputs import Answers, Delta, Followed, RequestOutput
 from minillm.quantization import QuantizedMatrix, quantize
-from minillm.sampling import SamplingParams
+from minillm.engine.sampling import SamplingParams
 from minillm.tokenizer import Tokenizer
-from minillm.transformer import Transformer
+from minillm.model.transformer import Transformer
 
 Prompt = str | SequenceOf[int]  # text, or token ids as they are
 Message = Mapping[str, str]  # {"role": "user", "content": "..."}
@@ -221,7 +221,7 @@ class LLM:
         Parameters
         ----------
         prompt : computed as one chunk, every token scored. Requests under way are not touched.
-        names : a pattern that says which to keep, such as "layers.3.*" or "*.weights"; `minillm.probe` has all names.
+        names : a pattern that says which to keep, such as "layers.3.*" or "*.weights"; `minillm.model.probe` has all names.
             Of T tokens, scores and weights together take 8 * L * H * T * T bytes.
 
         Raises

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from minillm.sampling import SamplingParams
+from minillm.engine.sampling import SamplingParams
 from minillm.trace import PREFILL, ChunkRecord, Finish, StepRecord, num_held
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from builders import random_llama, uncompiled, write_gguf
+from support.builders import random_llama, uncompiled, write_gguf
 
 from minillm import LLM, SamplingParams, cli
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import random_llama, write_gguf
+from support.builders import random_llama, write_gguf
 
 from minillm import LLM, Engine
-from minillm.kv_cache import KVCache
-from minillm.probe import no_probe
+from minillm.model.kv_cache import KVCache
+from minillm.model.probe import no_probe
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "examples" / "debug_decode.py"

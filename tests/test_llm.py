@@ -9,7 +9,7 @@ import numba
 import numpy as np
 import pytest
 import torch
-from builders import random_llama, write_gguf, write_hf_folder
+from support.builders import random_llama, write_gguf, write_hf_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +24,7 @@ from minillm import (
     RequestError,
     SamplingParams,
 )
-from minillm.sampling import sample
+from minillm.engine.sampling import sample
 
 TEMPLATE = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}</s>{% endfor %}<s>assistant:"
 

@@ -81,7 +81,7 @@ EXTRAS = {
     "minillm.bench.engines.llama_cpp": {"llama_cpp"},
     "minillm.bench.engines.transformers": {"torch", "transformers"},
     "minillm.bench.plot": {"matplotlib"},
-    "minillm.plots": {"matplotlib"},
+    "minillm.view.plots": {"matplotlib"},
     "minillm.ops.gpu.device": {"cupy"},
 }
 COMES_WITH_NUMBA = {f"minillm.ops.jit.{room}": {"llvmlite"} for room in ("forms", "prefetching")}

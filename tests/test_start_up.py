@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from builders import random_llama, write_gguf
+from support.builders import random_llama, write_gguf
 
 from minillm.ops import reference
 

@@ -2,7 +2,7 @@
 
 ANSWERS = {
     "visible": "minillm.tokenizer.detokenizer.visible",
-    "overlap": "minillm.stopping.overlap",
+    "overlap": "minillm.engine.stopping.overlap",
 }
 
 

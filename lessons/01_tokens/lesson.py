@@ -281,7 +281,7 @@ print(f"our loop {middle - start:.2f} s, the library {perf_counter() - restart:.
 # be the beginning of one waits:
 
 # %%
-from minillm.stopping import StopMatcher
+from minillm.engine.stopping import StopMatcher
 
 matcher = StopMatcher(["\nUser:"])
 for piece in ["Seoul.", "\n", "Use", " the metro.", "\n", "User", ":", " thanks"]:

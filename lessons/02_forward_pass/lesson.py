@@ -51,8 +51,8 @@ for letter, value, meaning in (
 # and values (lesson 4), and a *probe* is shown every intermediate result by name:
 
 # %%
-from minillm.batch import Batch, Chunk
-from minillm.kv_cache import KVCache
+from minillm.model.batch import Batch, Chunk
+from minillm.model.kv_cache import KVCache
 
 
 def run_watched(text):
@@ -188,9 +188,9 @@ print(x.shape, agrees(x, "layers.0"))
 # That was a whole layer. The other 29 do the same with other weights. This is the library's pass, and there is now
 # nothing in it that you have not done yourself:
 #
-# {{ source: minillm.transformer.Transformer.forward }}
+# {{ source: minillm.model.transformer.Transformer.forward }}
 #
-# {{ source: minillm.transformer.Transformer._layer }}
+# {{ source: minillm.model.transformer.Transformer._layer }}
 #
 # (A *fused* layer is the same computation compiled in one piece, for speed; the reference backend has none, and with a
 # probe nobody uses it.)
@@ -258,7 +258,7 @@ if plt:
 # Before you read on, guess: does surprise shrink steadily from layer to layer?
 
 # %%
-from minillm.sampling import log_softmax
+from minillm.engine.sampling import log_softmax
 
 
 def lens(text):

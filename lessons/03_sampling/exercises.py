@@ -3,9 +3,9 @@
 import numpy as np
 
 ANSWERS = {
-    "log_softmax": "minillm.sampling.log_softmax",
-    "keep_top_p": "minillm.sampling.keep_top_p",
-    "draw": "minillm.sampling.draw",
+    "log_softmax": "minillm.engine.sampling.log_softmax",
+    "keep_top_p": "minillm.engine.sampling.keep_top_p",
+    "draw": "minillm.engine.sampling.draw",
 }
 
 

@@ -12,7 +12,7 @@
 import numpy as np
 
 from minillm import LLM, SamplingParams
-from minillm.sampling import draw, log_softmax, softmax, uniform
+from minillm.engine.sampling import draw, log_softmax, softmax, uniform
 
 llm = LLM()
 
@@ -38,7 +38,7 @@ except ImportError:
 # A score on its own means nothing; only differences count. *Softmax* turns scores into probabilities: raise e to each,
 # divide by the sum. The maximum is taken off first, which changes no result and keeps e^800 from overflowing.
 #
-# {{ source: minillm.sampling.softmax }}
+# {{ source: minillm.engine.sampling.softmax }}
 #
 # How sure the model is varies enormously from one position to the next. Two prompts will stay with us:
 
@@ -94,7 +94,7 @@ print("mean probability of the chosen token, 15 at a time:", " ".join(f"{mean:.2
 # shrink and everything becomes possible.
 
 # %%
-from minillm.sampling import apply_temperature
+from minillm.engine.sampling import apply_temperature
 
 print("temperature   sure: best token, bits    unsure: best token, bits")
 for temperature in (0.3, 0.7, 1.0, 1.5):
@@ -133,12 +133,12 @@ for temperature in (0.7, 1.0, 1.5):
 # - **min-p** drops what is less likely than a share of the likeliest ([Nguyen et al.
 #   2024](https://arxiv.org/abs/2407.01082)).
 #
-# {{ source: minillm.sampling.keep_top_p }}
+# {{ source: minillm.engine.sampling.keep_top_p }}
 #
 # They differ in how they react to the model being sure or not:
 
 # %%
-from minillm.sampling import keep_min_p, keep_top_k, keep_top_p
+from minillm.engine.sampling import keep_min_p, keep_top_k, keep_top_p
 
 cuts = {"top-k 40": (keep_top_k, 40), "top-p 0.8": (keep_top_p, 0.8), "min-p 0.1": (keep_min_p, 0.1)}
 print("tokens kept    sure  unsure")
@@ -170,21 +170,21 @@ if plt:
 # tail; min-p measures everything against the best token and stays with what is nearly as good. minillm applies all
 # three in this order, each to what the one before has left:
 #
-# {{ source: minillm.sampling.candidates }}
+# {{ source: minillm.engine.sampling.candidates }}
 #
 # ## The draw
 #
 # Lay the probabilities end to end on a line from 0 to 1. Take a random point on it. The token whose stretch it falls
 # into is chosen:
 #
-# {{ source: minillm.sampling.draw }}
+# {{ source: minillm.engine.sampling.draw }}
 #
 # Are tokens really drawn as often as they should be? Draw ten thousand times and count. Pearson's chi-square adds up
 # the squared differences from what was expected. For 8 tokens it should be about 7, and exceeds 24 once in a thousand
 # times, if the draws are right. To see that it would notice if they were not, a second sampler forgets the temperature:
 
 # %%
-from minillm.sampling import distribution
+from minillm.engine.sampling import distribution
 
 params = SamplingParams(temperature=0.7, top_k=8)
 wanted = distribution(scores["unsure"], params)
@@ -205,7 +205,7 @@ for label, probabilities in (("as asked", wanted), ("forgetful", forgetful)):
 # give it the seed and how many tokens this request has drawn, get the number ([Salmon et al.
 # 2011](https://doi.org/10.1145/2063384.2063405)).
 #
-# {{ source: minillm.sampling.uniform }}
+# {{ source: minillm.engine.sampling.uniform }}
 #
 # So the tenth number can be had without the nine before it:
 
@@ -218,7 +218,7 @@ print([round(uniform(seed=7, index=index), 4) for index in (9, 2, 1, 0)])
 # with nothing in hand but its tokens so far, as a server does that had to interrupt it:
 
 # %%
-from minillm.sampling import sample
+from minillm.engine.sampling import sample
 
 params = SamplingParams(temperature=0.8, top_p=0.9, seed=7, max_tokens=16, ignore_eos=True)
 alone = llm.generate(story, params)[0].token_ids

@@ -13,8 +13,8 @@ import textwrap
 import numpy as np
 
 from minillm import LLM, SamplingParams
-from minillm.batch import Batch, Chunk
-from minillm.kv_cache import KVCache
+from minillm.model.batch import Batch, Chunk
+from minillm.model.kv_cache import KVCache
 
 llm = LLM()
 config = llm.config
@@ -121,10 +121,10 @@ print(textwrap.fill(llm.tokenizer.decode(kept_ids), 100))
 # Now count operations instead of tokens. Matrix products cost a token the same wherever it stands; attention costs it
 # so much for each token it looks at, itself included. These functions count both from the model's shapes:
 #
-# {{ source: minillm.roofline.attention_flops }}
+# {{ source: minillm.trace.roofline.attention_flops }}
 
 # %%
-from minillm.roofline import attention_flops, head_flops, layer_flops
+from minillm.trace.roofline import attention_flops, head_flops, layer_flops
 
 
 def with_cache(n):
@@ -300,7 +300,7 @@ for name, (layers, heads, kv_heads, head_dim) in models.items():
 
 # %%
 if plt:
-    from minillm import plots
+    from minillm.view import plots
 
     figure, axes = plt.subplots(figsize=(7, 4.2), num="cache-size", layout="constrained")
     drawn = ("GPT-3 175B", "Llama 2 7B", "Llama 3.1 70B", "Llama 3.1 8B")

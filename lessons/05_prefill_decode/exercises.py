@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from minillm.config import ModelConfig
-from minillm.roofline import Work
+from minillm.model.config import ModelConfig
+from minillm.trace.roofline import Work
 
 ANSWERS = {
-    "layer_flops": "minillm.roofline.layer_flops",
-    "prefill_work": "minillm.roofline.prefill_work",
-    "decode_work": "minillm.roofline.decode_work",
+    "layer_flops": "minillm.trace.roofline.layer_flops",
+    "prefill_work": "minillm.trace.roofline.prefill_work",
+    "decode_work": "minillm.trace.roofline.decode_work",
 }
 
 

@@ -14,8 +14,8 @@ from time import perf_counter
 import numpy as np
 
 from minillm import LLM, SamplingParams
-from minillm.batch import Batch, Chunk
-from minillm.kv_cache import KVCache
+from minillm.model.batch import Batch, Chunk
+from minillm.model.kv_cache import KVCache
 
 llm = LLM()
 config, kv_bytes = llm.config, llm.kv_cache.bytes_per_token
@@ -105,7 +105,7 @@ for name, size in formats.items():
 # and computing go on at the same time, so the slower of the two decides ([Williams, Waterman and Patterson
 # 2009](https://doi.org/10.1145/1498765.1498785)):
 #
-# {{ source: minillm.roofline.Roofline.attainable }}
+# {{ source: minillm.trace.roofline.Roofline.attainable }}
 #
 # Drawn over intensity it is a slope and a flat roof; the corner between them, the *ridge point*, lies at the number of
 # operations above. The line is what was measured, no law of nature: a point can come out above it, where others were
@@ -139,12 +139,12 @@ for T in (1, 2, 4, 8, 16, 32, 64, 128, 512):
 # Now the whole model. Its work is the same sum over all matrices, and attention, which reads the cache of lesson 4 in
 # place of weights. A prompt of `T` tokens, and one step that adds a token to each of several sequences:
 #
-# {{ source: minillm.roofline.prefill_work }}
+# {{ source: minillm.trace.roofline.prefill_work }}
 #
-# {{ source: minillm.roofline.decode_work }}
+# {{ source: minillm.trace.roofline.decode_work }}
 
 # %% tags=["timing"]
-from minillm.roofline import decode_work, prefill_work
+from minillm.trace.roofline import decode_work, prefill_work
 
 weight_bytes = llm.transformer.weight_bytes  # as they lie in memory
 
@@ -251,7 +251,7 @@ for context in (64, 1024, 4096):
 # the figure, these are the five points of decode.) With the bytes of our file, this is where it leads:
 
 # %%
-from minillm.roofline import Work, attention_flops, decode_work
+from minillm.trace.roofline import Work, attention_flops, decode_work
 
 print("sequences   operations a byte at a context of")
 print("                  64     1024     8192")

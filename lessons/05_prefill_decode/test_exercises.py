@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from minillm.config import ModelConfig
+from minillm.model.config import ModelConfig
 
 # V = 100, D = 8, F = 16, L = 3, H = 4, G = 2, K = 5 (and not D / H). Weights of a layer:
 #     q 20 * 8, k and v 10 * 8 each, output 8 * 20, gate, up and down 16 * 8 each: 864

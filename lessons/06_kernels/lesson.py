@@ -19,7 +19,7 @@ from minillm import LLM
 from minillm.bench.engines.machine import read_all
 from minillm.checkpoints import open_checkpoint
 from minillm.ops.jit.compiling import OPTIONS
-from minillm.ops.jit.rows import aligned, multiply_add
+from minillm.ops.jit.microkernel import aligned, multiply_add
 from minillm.ops.jit.tiles import tile_rows
 from minillm.quantization import quantize
 
@@ -252,7 +252,7 @@ for place in (0, 8):
 # its word is masked, but need not be moved: of 2¹⁵, it is bit 8 that counts one. Only what lies beyond the fraction's
 # 23 bits is shifted into their reach:
 #
-# {{ source: minillm.ops.jit.forms._eight_bits }}
+# {{ source: minillm.ops.jit.weight_formats._eight_bits }}
 #
 # All forms of weights go through this kernel; codes of 5 and 6 bits are first made four bytes of a word. It asks for
 # weights 4 KB ahead, because the processor's own guesses at what comes next end where a page of memory does:
@@ -286,7 +286,7 @@ if plt:
 # cache is the limit: in a cycle, a core can multiply and add two vectors, but read only two and write one. So what was
 # read must serve several times: a weight four rows, a total four inputs.
 #
-# {{ source: minillm.ops.jit.rows.multiply_add }}
+# {{ source: minillm.ops.jit.microkernel.multiply_add }}
 #
 # Here it is on one core, on a bench that starts where a cache line of 64 bytes does, or 16 bytes later, as arrays will
 # if nobody takes care:

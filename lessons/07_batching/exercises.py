@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from minillm.batch import Batch, Chunk
-from minillm.plan import StepPlan
-from minillm.scheduler import Scheduler
+from minillm.model.batch import Batch, Chunk
+from minillm.engine.step_plan import StepPlan
+from minillm.engine.scheduler import Scheduler
 
 ANSWERS = {
-    "from_chunks": "minillm.batch.Batch.from_chunks",
-    "schedule": "minillm.scheduler.Scheduler.schedule",
+    "from_chunks": "minillm.model.batch.Batch.from_chunks",
+    "schedule": "minillm.engine.scheduler.Scheduler.schedule",
 }
 
 

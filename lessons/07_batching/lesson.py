@@ -12,7 +12,7 @@
 import numpy as np
 
 from minillm import LLM, Engine, EngineConfig, SamplingParams
-from minillm.kv_cache import KVCache
+from minillm.model.kv_cache import KVCache
 from minillm.trace import Trace
 
 llm = LLM()
@@ -46,7 +46,7 @@ except ImportError:
 # a step in which one prompt is read while two answers go on:
 
 # %%
-from minillm.batch import Batch
+from minillm.model.batch import Batch
 
 engine = new_engine()
 params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -74,7 +74,7 @@ print("block_tables ", batch.block_tables[0].tolist())  # one a sequence; lesson
 
 # %% tags=["timing"]
 from minillm.bench.machine import describe_machine, measure_machine, usable_cores
-from minillm.roofline import decode_work
+from minillm.trace.roofline import decode_work
 
 machine = describe_machine(threads=usable_cores())
 measure_machine(machine)
@@ -105,7 +105,7 @@ for S in (1, 2, 4, 8, 16, 32):
 
 # %% tags=["timing"]
 if plt:
-    from minillm import plots
+    from minillm.view import plots
 
     works = {S: decode_work(config, weight_bytes, kv_bytes, [len(prompt) + 8] * S) for S in range(1, 33)}
     limit = {S: S / roofline.seconds(work) for S, work in works.items()}
@@ -163,8 +163,8 @@ for name, weights in forms.items():
 # ([table 3](https://arxiv.org/abs/2407.21783)), each sequence at a context of 1,024:
 
 # %%
-from minillm.config import ModelConfig
-from minillm.roofline import Roofline, head_flops, layer_flops
+from minillm.model.config import ModelConfig
+from minillm.trace.roofline import Roofline, head_flops, layer_flops
 
 h100 = Roofline(bandwidth=3.35e12, peak=989e12)
 llama = ModelConfig("llama", 128256, 4096, 14336, 32, 32, num_kv_heads=8, head_dim=128, context_length=131072)
@@ -208,7 +208,7 @@ print(openings[8] + together[8].text)
 # ([Yu et al. 2022](https://www.usenix.org/conference/osdi22/presentation/yu)). In the scheduler, the difference is a
 # few words:
 #
-# {{ source: minillm.scheduler.Scheduler.schedule }}
+# {{ source: minillm.engine.scheduler.Scheduler.schedule }}
 #
 # (`chunked`, the default, is continuous with another twist, and lesson 9's subject.) Twelve requests, four seats. A
 # column is a step, a row a request: `#` its prompt is computed, `=` it decodes, `.` it waits.
@@ -276,9 +276,9 @@ for policy, trace in traces.items():
 # model, for the scheduler has never seen one. It deals in integers, so we hand it tokens that are all 0:
 
 # %%
-from minillm.blocks import BlockAllocator
-from minillm.scheduler import Sampled, Scheduler
-from minillm.sequence import Sequence
+from minillm.engine.block_allocator import BlockAllocator
+from minillm.engine.scheduler import Sampled, Scheduler
+from minillm.engine.sequence import Sequence
 
 
 def steps_taken(policy, lengths, seats):

@@ -1,6 +1,6 @@
 """Lesson 8's exercises. `pytest lessons/08_paging` tells you whether they are right.
 
-`extend` and `own` are methods of `minillm.blocks.BlockAllocator`, so `self` is one. Its own small helpers can be used:
+`extend` and `own` are methods of `minillm.engine.block_allocator.BlockAllocator`, so `self` is one. Its own small helpers can be used:
 
 self.block_size, self.num_available: positions in a block; blocks that can be handed out.
 self.blocks_for(num_tokens): how many blocks hold so many positions.
@@ -10,13 +10,13 @@ self._give_back(block): one owner fewer.
 
 from collections.abc import Sequence
 
-from minillm.blocks import BlockAllocator
-from minillm.prefix_index import Node, PrefixIndex
+from minillm.engine.block_allocator import BlockAllocator
+from minillm.engine.prefix_index import Node, PrefixIndex
 
 ANSWERS = {
-    "extend": "minillm.blocks.BlockAllocator.extend",
-    "follow": "minillm.prefix_index.PrefixIndex.follow",
-    "own": "minillm.blocks.BlockAllocator.own",
+    "extend": "minillm.engine.block_allocator.BlockAllocator.extend",
+    "follow": "minillm.engine.prefix_index.PrefixIndex.follow",
+    "own": "minillm.engine.block_allocator.BlockAllocator.own",
 }
 
 

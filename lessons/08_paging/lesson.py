@@ -14,13 +14,13 @@ from dataclasses import replace
 import numpy as np
 
 from minillm import LLM, Engine, EngineConfig, SamplingParams
-from minillm.blocks import BlockAllocator
+from minillm.engine.block_allocator import BlockAllocator
 from minillm.checkpoints import open_checkpoint
-from minillm.kv_cache import KVCache
-from minillm.scheduler import Sampled, Scheduler
-from minillm.sequence import Sequence
+from minillm.model.kv_cache import KVCache
+from minillm.engine.scheduler import Sampled, Scheduler
+from minillm.engine.sequence import Sequence
 from minillm.trace import Trace, request_metrics
-from minillm.transformer import Transformer
+from minillm.model.transformer import Transformer
 
 llm = LLM()
 
@@ -119,7 +119,7 @@ print(head, *(row(*item) for item in results.items()), sep="\n")
 # is just that (lesson 4). A free block is as good as any other, so there are no holes; a sequence takes the next only
 # when it has filled the last, so nothing is reserved. In minillm, this is all it takes to grow:
 #
-# {{ source: minillm.blocks.BlockAllocator.extend }}
+# {{ source: minillm.engine.block_allocator.BlockAllocator.extend }}
 #
 # The same requests and the same memory, now with the scheduler of the library. Without a model; it deals in integers.
 
@@ -217,9 +217,9 @@ for record in trace.steps[::3]:
 # Keys and values depend on nothing but the text up to their token (lesson 4). So a *full* block can serve every
 # sequence that begins with the same text, if only it can be found. minillm keeps an index of full blocks by content, a
 # tree: what a block holds is its own tokens *behind all that they follow*, so that the way down spells a beginning, and
-# each node on it says which block that lies in ([prefix_index.py](../../minillm/prefix_index.py)):
+# each node on it says which block that lies in ([prefix_index.py](../../minillm/engine/prefix_index.py)):
 #
-# {{ source: minillm.prefix_index.PrefixIndex.follow }}
+# {{ source: minillm.engine.prefix_index.PrefixIndex.follow }}
 #
 # A system prompt, and four questions one after another. The first computes all of it:
 
@@ -353,7 +353,7 @@ for order, values in rates.items():
 # keep it. So layers that see equally far form groups, a block holds one group's, and a table names a *row* of blocks,
 # one of each group, for the same positions:
 #
-# {{ source: minillm.blocks.BlockAllocator.give_back_behind }}
+# {{ source: minillm.engine.block_allocator.BlockAllocator.give_back_behind }}
 #
 # Our model, as if it had been made to see 32 positions in none, all, or five of six of its 30 layers:
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from minillm.blocks import BlockAllocator
+from minillm.engine.block_allocator import BlockAllocator
 
 B = 4
 

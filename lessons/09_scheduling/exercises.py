@@ -1,17 +1,17 @@
 """Lesson 9's exercises. `pytest lessons/09_scheduling` tells you whether they are right.
 
-The first two are methods of `minillm.scheduler.Scheduler`, so `self` is one.
+The first two are methods of `minillm.engine.scheduler.Scheduler`, so `self` is one.
 """
 
 from collections.abc import Sequence as SequenceOf
 
-from minillm.plan import StepPlan
-from minillm.scheduler import Scheduler
-from minillm.sequence import Sequence
+from minillm.engine.step_plan import StepPlan
+from minillm.engine.scheduler import Scheduler
+from minillm.engine.sequence import Sequence
 
 ANSWERS = {
-    "_advance": "minillm.scheduler.Scheduler._advance",
-    "_make_room": "minillm.scheduler.Scheduler._make_room",
+    "_advance": "minillm.engine.scheduler.Scheduler._advance",
+    "_make_room": "minillm.engine.scheduler.Scheduler._make_room",
     "percentile": "minillm.trace.percentile",
 }
 
@@ -39,7 +39,7 @@ def _make_room(self: Scheduler, sequence: Sequence, num_tokens: int, plan: StepP
     `plan.copies`. Both return which blocks were evicted, `extend` alone and `own` second; add them to `plan.evicted`.
 
     Or `blocks.num_available` is less than that takes. Then whoever was admitted last, `self.running[-1]`, makes way:
-    add a `Preempted(victim, victim.num_computed)` (from `minillm.plan`) to `plan.preempted`, take what the plan had for
+    add a `Preempted(victim, victim.num_computed)` (from `minillm.engine.step_plan`) to `plan.preempted`, take what the plan had for
     it out again, `plan.withdraw(victim)`, and then let `self._preempt(victim)` take its blocks and put it back into the
     queue. Look again, as often as it takes: a victim's blocks may be shared, and free nothing.
     """

@@ -12,10 +12,10 @@
 import numpy as np
 
 from minillm import LLM, Engine, EngineConfig, SamplingParams
-from minillm.blocks import BlockAllocator
-from minillm.kv_cache import KVCache
-from minillm.scheduler import Sampled, Scheduler
-from minillm.sequence import Sequence
+from minillm.engine.block_allocator import BlockAllocator
+from minillm.model.kv_cache import KVCache
+from minillm.engine.scheduler import Sampled, Scheduler
+from minillm.engine.sequence import Sequence
 from minillm.trace import Trace, percentile, request_metrics, run_metrics
 
 llm = LLM()
@@ -118,7 +118,7 @@ if plt:
 # The budget bounds a step, and with it the time until anybody's next token. How small should it be? The scheduler's
 # side of the question is a few words: a prompt advances by as much as the budget has left.
 #
-# {{ source: minillm.scheduler.Scheduler._advance }}
+# {{ source: minillm.engine.scheduler.Scheduler._advance }}
 
 # %% tags=["timing"]
 points = []
@@ -162,8 +162,8 @@ if plt:
 
 # %%
 from minillm.bench.serving import ImaginedEngine, serve_clients
-from minillm.config import ModelConfig
-from minillm.roofline import ModelCosts, Roofline, head_flops, layer_flops
+from minillm.model.config import ModelConfig
+from minillm.trace.roofline import ModelCosts, Roofline, head_flops, layer_flops
 
 h100 = Roofline(bandwidth=3.35e12, peak=989e12)
 llama = ModelConfig("llama", 128256, 4096, 14336, 32, 32, num_kv_heads=8, head_dim=128, context_length=131072)
@@ -193,7 +193,7 @@ for policy, by_load in runs.items():
 
 # %%
 if plt:
-    from minillm import plots
+    from minillm.view import plots
 
     figure, axes = plt.subplots(1, 2, figsize=(9, 4), num="latency-throughput", layout="constrained")
     plots.latency_against_throughput(axes[0], runs, "tpot")
@@ -213,7 +213,7 @@ if plt:
 # With blocks, sequences are let in as long as *their present* fits (lesson 8). All of them grow, so it happens that one
 # needs a block and there is none. Somebody must go. minillm sends away whoever was admitted last:
 #
-# {{ source: minillm.scheduler.Scheduler._make_room }}
+# {{ source: minillm.engine.scheduler.Scheduler._make_room }}
 #
 # *Preempted* means: its blocks are given back, its tokens are kept, and it goes to the head of the queue. When there is
 # room again, it computes all its tokens anew, prompt and answer so far, in one prefill. Five requests in a pool of 14

@@ -5,10 +5,10 @@ import random
 import numpy as np
 import pytest
 
-from minillm.blocks import BlockAllocator
-from minillm.plan import StepPlan
-from minillm.scheduler import Sampled, Scheduler
-from minillm.sequence import Sequence
+from minillm.engine.block_allocator import BlockAllocator
+from minillm.engine.step_plan import StepPlan
+from minillm.engine.scheduler import Sampled, Scheduler
+from minillm.engine.sequence import Sequence
 
 B = 4
 

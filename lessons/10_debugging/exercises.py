@@ -6,8 +6,8 @@ import numpy as np
 
 ANSWERS = {
     "score": "minillm.ops.reference.score",
-    "first_difference": "minillm.probe.first_difference",
-    "induction": "minillm.probe.induction",
+    "first_difference": "minillm.model.probe.first_difference",
+    "induction": "minillm.model.probe.induction",
 }
 
 

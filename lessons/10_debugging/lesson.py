@@ -153,7 +153,7 @@ for name, value in seen.items():
 
 # %%
 from minillm import SamplingParams
-from minillm.probe import no_probe
+from minillm.model.probe import no_probe
 
 params = SamplingParams(temperature=0.8, seed=1, max_tokens=12, logprobs=True)
 (unseen,) = llm.generate(prompt, params)
@@ -169,12 +169,12 @@ print(f"shown: {len(shown)}; same tokens and bits: {unseen.logprobs == watched.l
 # 270 heads, and each looks at something. Which ones are worth a look? Ask for a habit, and measure it. An *induction
 # head* (lesson 2) looks at what came next last time:
 #
-# {{ source: minillm.probe.induction }}
+# {{ source: minillm.model.probe.induction }}
 
 # %%
 from rich.console import Console
 
-from minillm.probe import induction
+from minillm.model.probe import induction
 from minillm.view import HeatMap
 
 text = "The wizard Zorbin met Kelda. Later the wizard Zorbin met"
@@ -202,8 +202,8 @@ import copy
 from itertools import count
 from types import SimpleNamespace
 
-from minillm.batch import Batch, Chunk
-from minillm.kv_cache import KVCache
+from minillm.model.batch import Batch, Chunk
+from minillm.model.kv_cache import KVCache
 from minillm.ops import reference
 
 plain = LLM(backend="numpy")
@@ -267,7 +267,7 @@ def look(model):
 # Before you read on, guess: with each of them in layer 20, what will the model say is the capital of France?
 
 # %%
-from minillm.probe import difference
+from minillm.model.probe import difference
 
 healthy, broken = look(plain.transformer), {bug: look(plant(bug, 20)) for bug in bugs}
 print(f"{'':20} says         how sure   scores differ by")
@@ -287,10 +287,10 @@ for name, seen in [("healthy", healthy), *((bug.__name__, seen) for bug, seen in
 # Two passes over the same tokens are equal until something makes them differ. Everything after that is consequence, so
 # look for the *first* name under which they part:
 #
-# {{ source: minillm.probe.first_difference }}
+# {{ source: minillm.model.probe.first_difference }}
 
 # %%
-from minillm.probe import first_difference
+from minillm.model.probe import first_difference
 
 for bug, seen in broken.items():
     elsewhere = first_difference(look(plant(bug, 7)), healthy)

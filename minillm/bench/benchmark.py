@@ -18,9 +18,9 @@ from minillm.bench.rows import FRESH, QUICK, SIZES, START_TOKENS, Computing, Row
 from minillm.bench.turns import Turns, take_turns
 from minillm.checkpoints import Checkpoint, open_checkpoint
 from minillm.checks import check_integer
-from minillm.config import ModelConfig
+from minillm.model.config import ModelConfig
 from minillm.errors import BenchmarkError
-from minillm.roofline import Work
+from minillm.trace.roofline import Work
 from minillm.trace import RunMetrics
 
 MOST_STARTS = 3  # rounds of the rows about starting: they take long and vary little

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from minillm.bench.client import Worker
 from minillm.bench.turns import Spread
-from minillm.roofline import Roofline
+from minillm.trace.roofline import Roofline
 
 ENGINE = Path(__file__).parent / "engines" / "machine.py"
 SMALLEST_READ = 512 * 2**20  # bytes; many times what any one core has for a cache

@@ -1,4 +1,4 @@
-"""A benchmark as pictures, side by side in one file: what `minillm.plots` can draw of the rows that were measured."""
+"""A benchmark as pictures, side by side in one file: what `minillm.view.plots` can draw of the rows that were measured."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minillm import plots
+from minillm.view import plots
 from minillm.bench.benchmark import Benchmark, RowResult
 from minillm.bench.rows import Row
 from minillm.bench.turns import Spread
 from minillm.errors import RequestError
-from minillm.kv_cache import DTYPES
-from minillm.roofline import kv_bytes_per_token
+from minillm.model.kv_cache import DTYPES
+from minillm.trace.roofline import kv_bytes_per_token
 from minillm.trace import RunMetrics
 
 if TYPE_CHECKING:

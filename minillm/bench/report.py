@@ -13,7 +13,7 @@ from minillm.bench.benchmark import Benchmark, RowResult
 from minillm.bench.peers import OURS
 from minillm.bench.rows import ANSWER_LENGTHS, PROMPT_LENGTHS, SERVED, Row
 from minillm.bench.turns import Spread
-from minillm.roofline import Roofline
+from minillm.trace.roofline import Roofline
 
 NOTHING = "-"
 SERVING = (

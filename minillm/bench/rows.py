@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from minillm.bench.client import Worker
-from minillm.config import ModelConfig
+from minillm.model.config import ModelConfig
 from minillm.errors import RequestError
-from minillm.roofline import Work, decode_work, prefill_work
-from minillm.scheduler import POLICIES
+from minillm.trace.roofline import Work, decode_work, prefill_work
+from minillm.engine.scheduler import POLICIES
 from minillm.trace import RunMetrics
 
 BATCH_CONTEXT = 64  # tokens that each sequence of a batch has before the one that is timed

@@ -7,13 +7,13 @@ from itertools import islice
 
 import numpy as np
 
-from minillm.batch import Batch
-from minillm.config import ModelConfig
+from minillm.model.batch import Batch
+from minillm.model.config import ModelConfig
 from minillm.engine import Engine, EngineConfig
-from minillm.kv_cache import KVCache
+from minillm.model.kv_cache import KVCache
 from minillm.ops import backend
-from minillm.roofline import ModelCosts, Roofline, step_work
-from minillm.sampling import SamplingParams
+from minillm.trace.roofline import ModelCosts, Roofline, step_work
+from minillm.engine.sampling import SamplingParams
 from minillm.trace import Trace
 
 

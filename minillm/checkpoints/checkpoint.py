@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from minillm.config import ModelConfig
+from minillm.model.config import ModelConfig
 from minillm.errors import CheckpointError, UnsupportedError
 from minillm.quantization import QuantizedMatrix, StorageType
 from minillm.tokenizer import Tokenizer

@@ -16,9 +16,9 @@ from minillm.checkpoints.fields import Fields
 from minillm.checkpoints.gguf import GGUFFile, read_gguf
 from minillm.checkpoints.gguf_layouts import KEYS_USED, KEYS_WITHOUT_EFFECT, LAYOUTS, Layout, shortest
 from minillm.checkpoints.recommended import recommended_by_gguf
-from minillm.config import ModelConfig, RopeScaling
+from minillm.model.config import ModelConfig, RopeScaling
 from minillm.errors import CheckpointError, UnsupportedError
-from minillm.rope import yarn_magnitude
+from minillm.model.rope import yarn_magnitude
 from minillm.tokenizer import Tokenizer
 
 BLOCK_BIAS = re.compile(r"blk\.\d+\.(\w+)\.bias")

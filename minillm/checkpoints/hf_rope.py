@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from minillm.checkpoints.fields import Fields
-from minillm.config import RopeScaling
+from minillm.model.config import RopeScaling
 from minillm.errors import CheckpointError, UnsupportedError
-from minillm.rope import longrope_magnitude, yarn_magnitude
+from minillm.model.rope import longrope_magnitude, yarn_magnitude
 
 
 def read_rope(fields: Fields, default_theta: float = 10000.0) -> dict[str, Any]:

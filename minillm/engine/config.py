@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minillm.blocks import BlockAllocator
+from minillm.engine.block_allocator import BlockAllocator
 from minillm.checks import check_flag
-from minillm.scheduler import Scheduler
+from minillm.engine.scheduler import Scheduler
 
 
 @dataclass(frozen=True)
@@ -15,10 +15,10 @@ class EngineConfig:
 
     Attributes
     ----------
-    policy : "static", "continuous" or "chunked"; see `minillm.scheduler`.
+    policy : "static", "continuous" or "chunked"; see `minillm.engine.scheduler`.
     block_size : positions a block of the KV cache holds.
     num_blocks : blocks of the KV cache; None for as many as the full context fills. Where some of a model's layers see
-        only a window, a block holds a group of layers (see `minillm.blocks`), and so is smaller.
+        only a window, a block holds a group of layers (see `minillm.engine.block_allocator`), and so is smaller.
     kv_dtype : what keys and values are stored as, "float32" or "float16": half the memory, rounded to 11 bits.
     max_batch_tokens : tokens a step computes at most. It bounds the memory for intermediate results, and how long
         a decode can be kept waiting by prompts.

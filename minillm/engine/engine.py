@@ -16,22 +16,22 @@ from time import perf_counter
 
 import numpy as np
 
-from minillm.batch import Batch
+from minillm.model.batch import Batch
 from minillm.checks import check_integer
-from minillm.engine.answer import Answer
+from minillm.engine.detokenizing import Answer
 from minillm.engine.interrupts import interrupts_deferred
 from minillm.engine.recording import Stopwatch, changed_params, record_of
 from minillm.errors import BusyError, RequestError
-from minillm.kv_cache import KVCache
-from minillm.plan import Finished, Sampled, StepPlan
-from minillm.probe import Probe, no_probe
-from minillm.roofline import ModelCosts
-from minillm.sampling import Sample, SamplingParams, sample
-from minillm.scheduler import Scheduler
-from minillm.sequence import Sequence
+from minillm.model.kv_cache import KVCache
+from minillm.engine.step_plan import Finished, Sampled, StepPlan
+from minillm.model.probe import Probe, no_probe
+from minillm.trace.roofline import ModelCosts
+from minillm.engine.sampling import Sample, SamplingParams, sample
+from minillm.engine.scheduler import Scheduler
+from minillm.engine.sequence import Sequence
 from minillm.tokenizer import Tokenizer
 from minillm.trace import Arrival, Finish, RunFacts, SampledToken, StepRecord
-from minillm.transformer import Transformer
+from minillm.model.transformer import Transformer
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Engine:
     Attributes
     ----------
     listeners : callables that are given every StepRecord once its step is over, such as a Trace's `append`.
-    probe : is shown every intermediate of every forward pass, as long as it is set; see `minillm.probe`.
+    probe : is shown every intermediate of every forward pass, as long as it is set; see `minillm.model.probe`.
 
     Notes
     -----

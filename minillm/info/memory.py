@@ -7,10 +7,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from minillm.blocks import BlockAllocator
-from minillm.config import ModelConfig
+from minillm.engine.block_allocator import BlockAllocator
+from minillm.model.config import ModelConfig
 from minillm.engine import EngineConfig
-from minillm.roofline import kv_bytes_per_token
+from minillm.trace.roofline import kv_bytes_per_token
 
 MEMINFO = Path("/proc/meminfo")
 CONTROL_GROUP = Path("/sys/fs/cgroup")  # version 2; where a container's limit stands

@@ -1,6 +1,6 @@
 """What happened in a run, step by step: records, the file that keeps them, and what can be measured from them."""
 
-from minillm.blocks import GIVEN_BACK, held, num_held
+from minillm.engine.block_allocator import GIVEN_BACK, held, num_held
 from minillm.trace.file import Trace, from_json, to_json
 from minillm.trace.metrics import RequestMetrics, RunMetrics, percentile, request_metrics, run_metrics
 from minillm.trace.records import (

@@ -20,7 +20,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from minillm.blocks import GIVEN_BACK, held
+from minillm.engine.block_allocator import GIVEN_BACK, held
 from minillm.errors import TraceError
 from minillm.trace.records import DECODE, PREFILL, STAGES, RunFacts, StepRecord
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from minillm.roofline import Roofline
+from minillm.trace.roofline import Roofline
 from minillm.trace import Trace
 from minillm.view.page.data import data, look
 

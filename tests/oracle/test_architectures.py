@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from builders import TINY, gguf_name, random_llama, random_model, storage_for, write_gguf
+from support.builders import TINY, gguf_name, random_llama, random_model, storage_for, write_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minillm.batch import Batch, Chunk
+from minillm.model.batch import Batch, Chunk
 from minillm.checkpoints import open_checkpoint
-from minillm.config import ModelConfig
-from minillm.kv_cache import KVCache
+from minillm.model.config import ModelConfig
+from minillm.model.kv_cache import KVCache
 from minillm.ops import backend
 from minillm.quantization import QuantizedMatrix
-from minillm.roofline import layer_flops
-from minillm.rope import rope_frequencies
-from minillm.transformer import Transformer
+from minillm.trace.roofline import layer_flops
+from minillm.model.rope import rope_frequencies
+from minillm.model.transformer import Transformer
 
 TOLERANCE = 2e-5  # of the output's scale
 VOCABULARY = 288

@@ -3,8 +3,8 @@
 import numpy as np
 
 from minillm import LLM
-from minillm.batch import Batch, Chunk
-from minillm.kv_cache import KVCache
+from minillm.model.batch import Batch, Chunk
+from minillm.model.kv_cache import KVCache
 
 
 def test_prompts_in_one_batch_and_each_alone(default_gguf):

@@ -20,15 +20,15 @@ from numba.extending import overload
 
 from minillm.ops.jit.attention import NO_WINDOW, attend, keep_kv, scoring
 from minillm.ops.jit.compiling import compiled
-from minillm.ops.jit.forms import LANES
-from minillm.ops.jit.halves import stored
+from minillm.ops.jit.weight_formats import LANES
+from minillm.ops.jit.float16 import stored
 from minillm.ops.jit.pointwise import GELU, SILU, gated_joined, rms_norm, rotate
 from minillm.ops.jit.products import NO_BIAS, add_bias, multiply
 from minillm.ops.jit.tiles import TiledMatrix, joined, whole
 
 
 def fuse(layers: Sequence[Any], config: Any) -> Callable | None:
-    """The compiled pass through all layers (each a `minillm.weights.Layer`): `(x, angles, batch, kv_cache) -> x`.
+    """The compiled pass through all layers (each a `minillm.model.weights.Layer`): `(x, angles, batch, kv_cache) -> x`.
 
     Queries, keys and values come out of one product, and so do gate and up: fewer, larger pieces of work to share
     among the threads. Files may keep more bits of some: where values differ from queries and keys, they have a product

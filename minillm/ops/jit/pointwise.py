@@ -8,7 +8,7 @@ import numpy as np
 from numba import prange
 
 from minillm.ops.jit.compiling import compiled, compiled_parallel, inlined
-from minillm.ops.jit.forms import LANES, weight
+from minillm.ops.jit.weight_formats import LANES, weight
 from minillm.ops.jit.scales import group_of, minimum, scale
 
 EXP_LANES = 64  # numbers `exp` is taken of at once: a loop of fixed length becomes SIMD without a remainder

@@ -16,7 +16,7 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from minillm.ops.jit.halves import widen_finite
+from minillm.ops.jit.float16 import widen_finite
 
 
 def group_of(values, shared, block):

@@ -18,8 +18,8 @@ import numpy as np
 from numba import prange
 
 from minillm.ops.jit.compiling import compiled_parallel
-from minillm.ops.jit.forms import LANES, bits_kept, form_of, pack, weight
-from minillm.ops.jit.halves import as_halves
+from minillm.ops.jit.weight_formats import LANES, bits_kept, form_of, pack, weight
+from minillm.ops.jit.float16 import as_halves
 from minillm.ops.jit.scales import widened
 from minillm.quantization import QuantizedMatrix
 

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
-from minillm.roofline import Roofline
+from minillm.trace.roofline import Roofline
 from minillm.trace import (
     DECODE,
     PREFILL,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf, isfinite
 from typing import Any
 
-from minillm.roofline import Roofline, Work, step_work
+from minillm.trace.roofline import Roofline, Work, step_work
 from minillm.trace import StepRecord, Trace
 
 

@@ -1,0 +1,230 @@
+"""What a probe is shown: by which names, in which shapes, and that looking changes nothing, in either direction."""
+
+import re
+
+import numpy as np
+import pytest
+from support.builders import random_llama, write_gguf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from minillm import LLM, EngineConfig, RequestError, SamplingParams
+from minillm.model import probe as probing
+from minillm.model.batch import Batch, Chunk
+from minillm.model.kv_cache import KVCache
+from minillm.model.probe import difference, first_difference, induction, previous_token
+
+CONFIG = EngineConfig(block_size=4, num_blocks=16, max_batch_tokens=8)
+
+
+@pytest.fixture(scope="module", params=["numba", "numpy"])
+def llm(request, tmp_path_factory):
+    path = write_gguf(tmp_path_factory.mktemp("probe") / "model.gguf", random_llama(), "Q8_0")
+    return LLM(path, backend=request.param, engine=CONFIG)
+
+
+def documented(config):
+    """The table in the module's docstring: each name, once a layer where it says so, and its shape's letters."""
+    rows = re.findall(r"^    ([a-zN._]+(?:\.\w+)*) +\[(.+?)\]", probing.__doc__, flags=re.MULTILINE)
+    of_layers = [row for row in rows if row[0].startswith("layers.N")]
+    first, last = rows.index(of_layers[0]), rows.index(of_layers[-1])
+    layers = [(name.replace("N", str(n)), shape) for n in range(config.num_layers) for name, shape in of_layers]
+    return {name: shape.split(", ") for name, shape in [*rows[:first], *layers, *rows[last + 1 :]]}
+
+
+def batch_of(config, lengths, starts, seed=0):
+    """Chunks of several sequences in mid-course, their blocks interleaved; and what has to be computed before."""
+    tokens = np.random.default_rng(seed).integers(0, config.vocab_size, (len(lengths), 40)).tolist()
+    tables = [list(range(row, 12 * len(lengths), len(lengths))) for row in range(len(lengths))]
+    rows = list(zip(tokens, lengths, starts, tables, strict=True))
+    chunks = [Chunk(ids[start : start + length], start, table) for ids, length, start, table in rows]
+    return [Chunk(ids[:start], 0, table) for ids, _, start, table in rows if start], chunks
+
+
+cases = {
+    "lengths": st.lists(st.integers(1, 12), min_size=1, max_size=4),
+    "starts": st.lists(st.integers(0, 25), min_size=4, max_size=4),
+    "dtype": st.sampled_from(["float32", "float16"]),
+    "every_token": st.booleans(),
+}
+
+
+def forward(llm, case, probe=None):
+    """Logits and the cache after a batch, the positions before it computed unseen."""
+    before, chunks = batch_of(llm.config, case["lengths"], case["starts"][: len(case["lengths"])])
+    cache = KVCache(llm.config, 12 * len(chunks), 4, case["dtype"])
+    for chunk in before:
+        llm.transformer.forward(Batch.from_chunks([chunk], 4), cache)
+    batch = Batch.from_chunks(chunks, 4)
+    watched = {} if probe is None else {"probe": probe}
+    return llm.transformer.forward(batch, cache, every_token=case["every_token"], **watched), cache, batch
+
+
+@settings(max_examples=25)
+@given(**cases)
+def test_looking_changes_no_bit_and_what_was_seen_is_the_readers_own(llm, **case):
+    unseen, cache, _ = forward(llm, case)
+    seen, then = {}, {}
+
+    def vandal(name, value):
+        """Keeps what it is shown, and then writes all over a second showing."""
+        assert name not in seen
+        seen[name], then[name] = value, value.copy()
+
+    def scribble(name, value):
+        value[...] = np.nan
+
+    for probe in (vandal, scribble):
+        logits, again, _ = forward(llm, case, probe)
+        np.testing.assert_array_equal(logits, unseen)
+        np.testing.assert_array_equal(again.keys, cache.keys)
+        np.testing.assert_array_equal(again.values, cache.values)
+    forward(llm, case)
+    for name, value in seen.items():
+        np.testing.assert_array_equal(value, then[name], name)
+    np.testing.assert_array_equal(seen["logits"], unseen)
+
+
+@settings(max_examples=25)
+@given(**cases)
+def test_names_and_shapes_are_those_documented_and_attention_adds_up(llm, **case):
+    seen = {}
+    _, _, batch = forward(llm, case, seen.__setitem__)
+    c = llm.config
+    sizes = {
+        "T": batch.num_tokens, "D": c.hidden_size, "H": c.num_heads, "G": c.num_kv_heads, "K": c.head_dim,
+        "F": c.intermediate_size, "M": batch.positions.max() + 1, "V": c.vocab_size,
+        "S": batch.num_tokens if case["every_token"] else batch.num_sequences,
+    }  # fmt: skip
+    documents = documented(c)
+    assert list(seen) == list(documents)
+    for name, letters in documents.items():
+        assert seen[name].shape == tuple(sizes[letter] for letter in letters), name
+        assert seen[name].dtype == np.float32
+    visible = np.arange(sizes["M"]) <= batch.positions[:, None, None]
+    for index in range(c.num_layers):
+        scores, weights = (seen[f"layers.{index}.attention.{part}"] for part in ("scores", "weights"))
+        np.testing.assert_array_equal(np.isfinite(scores), np.broadcast_to(visible, scores.shape))
+        assert not weights[~np.isfinite(scores)].any()
+        np.testing.assert_allclose(weights.sum(axis=2), 1, atol=1e-5)
+    stream = seen["embedding"]
+    for index in range(c.num_layers):
+        stream = stream + seen[f"layers.{index}.attention.output"] + seen[f"layers.{index}.mlp.output"]
+        np.testing.assert_allclose(stream, seen[f"layers.{index}"], rtol=1e-4, atol=1e-5)
+
+
+def test_weights_of_a_batch_gather_what_attention_gathered(llm):
+    """The weights that are shown, times the values that lie in the cache, are what the backend's attention gives."""
+    case, seen = {"lengths": [3, 1, 7], "starts": [0, 17, 5], "dtype": "float32", "every_token": False}, {}
+    _, cache, batch = forward(llm, case, seen.__setitem__)
+    for index in range(llm.config.num_layers):
+        weights, gathered = (seen[f"layers.{index}.attention.{part}"] for part in ("weights", "gathered"))
+        for row, table in enumerate(batch.block_tables[0]):
+            values = cache.values[table, index].transpose(1, 0, 2, 3).reshape(llm.config.num_kv_heads, -1, 16)
+            values = values.repeat(2, axis=0)[:, : weights.shape[2]]  # two query heads share one
+            for t in range(batch.query_starts[row], batch.query_starts[row + 1]):
+                np.testing.assert_allclose(np.einsum("hm,hmk->hk", weights[t], values), gathered[t], atol=1e-5)
+
+
+def test_nothing_is_worked_out_when_nobody_looks(llm, monkeypatch):
+    def refuse(*arguments):
+        raise AssertionError("nobody looks")
+
+    monkeypatch.setattr(llm.ops, "attention_scores", refuse)
+    llm.generate([[1, 2, 3]], SamplingParams(max_tokens=3, ignore_eos=True))
+    llm.logits([1, 2, 3])
+    with pytest.raises(AssertionError, match="nobody looks"):
+        llm.probe([1, 2, 3])
+
+
+def test_llm_probe_shows_the_pass_that_logits_makes(llm):
+    seen = llm.probe([5, 6, 7])
+    np.testing.assert_array_equal(seen["logits"], llm.logits([5, 6, 7]))
+    assert list(seen) == list(documented(llm.config))
+    assert list(llm.probe([5, 6, 7], "*.weights")) == [f"layers.{n}.attention.weights" for n in range(2)]
+    assert llm.kv_cache.blocks.num_held == 0
+    with pytest.raises(RequestError, match="129 tokens do not fit the context of"):
+        llm.probe([1] * 129)
+
+
+def test_an_engine_shows_its_steps_while_it_is_asked_to(llm):
+    params = SamplingParams(max_tokens=6, temperature=0.8, seed=3, ignore_eos=True)
+    (unseen,) = llm.generate([[1, 2, 3]], params)
+    shapes = []
+    llm.engine.probe = lambda name, value: shapes.append(value.shape) if name == "logits" else None
+    (seen,) = llm.generate([[1, 2, 3]], params)
+    llm.engine.probe = probing.no_probe
+    llm.generate([[1, 2, 3]], params)
+    assert seen.token_ids == unseen.token_ids
+    assert shapes == [(1, 288)] * 6
+
+
+# --- where two passes part ----------------------------------------------------------------------------------------
+
+numbers = arrays(
+    np.float32, (3, 4), elements=st.floats(-100, 100, width=32) | st.sampled_from([np.inf, -np.inf, np.nan])
+)
+
+
+@given(numbers)
+def test_an_array_does_not_differ_from_itself_whatever_is_in_it(array):
+    assert difference(array, array.copy()) == 0
+
+
+@given(numbers, st.integers(0, 11), st.floats(-10, 10, width=32))
+def test_one_changed_number_is_the_difference(array, where, change):
+    changed = array.copy()
+    changed.flat[where] += np.float32(change)
+    old, new = array.flat[where], changed.flat[where]
+    if old == new or (np.isnan(old) and np.isnan(new)):
+        assert difference(changed, array) == 0
+    else:
+        largest = np.abs(array[np.isfinite(array)]).max(initial=0)
+        wanted = abs(float(new) - float(old)) / float(largest) if largest else np.inf
+        assert difference(changed, array) == pytest.approx(wanted)
+
+
+def test_a_number_beside_none_is_infinitely_far():
+    one = np.ones(3, np.float32)
+    for other in (np.nan, np.inf, -np.inf):
+        odd = np.array([1, other, 1], np.float32)
+        assert difference(one, odd) == difference(odd, one) == np.inf
+    with pytest.raises(ValueError, match=r"shapes \[3\] and \[1, 3\]"):
+        difference(one, one[None])
+
+
+@given(st.integers(0, 5), st.sampled_from([0.0, 0.01, 0.5]))
+def test_first_difference_is_the_first_beyond_the_tolerance(place, tolerance):
+    theirs = {f"layers.{n}": np.full((2, 2), 2, np.float32) for n in range(6)}
+    ours = {name: value.copy() for name, value in theirs.items()}
+    assert first_difference(ours, theirs, tolerance) is None
+    for n in range(6):
+        ours[f"layers.{n}"][0, 1] += 2.5 * tolerance + 1e-3 if n >= place else tolerance
+    assert first_difference(ours, theirs, tolerance) == f"layers.{place}"
+    ours[f"layers.{place}"][0, 0] = np.nan
+    assert first_difference(ours, theirs, tolerance) == f"layers.{place}"
+
+
+def test_passes_over_different_things_are_not_compared():
+    a, b = np.zeros(1), np.zeros(1)
+    with pytest.raises(ValueError, match="see 'b'"):
+        first_difference({"a": a, "b": b}, {"a": a})
+    with pytest.raises(ValueError, match="see 'their order'"):
+        first_difference({"a": a, "b": b}, {"b": b, "a": a})
+
+
+# --- habits of heads ----------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 1000), st.lists(st.integers(0, 3), min_size=1, max_size=12))
+def test_habits_of_heads_are_means_of_their_weights(seed, ids):
+    T = len(ids)
+    weights = np.tril(np.random.default_rng(seed).random((T, T, 3)).transpose(2, 0, 1)).transpose(1, 0, 2)
+    weights /= weights.sum(axis=2, keepdims=True)
+    repeats = [[p for p in range(t - 1) if ids[p] == ids[t]] for t in range(T)]
+    for head in range(3):
+        before = [weights[t, head, t - 1] for t in range(1, T)]
+        behind = [sum(weights[t, head, p + 1] for p in repeats[t]) for t in range(T) if repeats[t]]
+        assert previous_token(weights)[head] == pytest.approx(np.mean(before) if before else 0)
+        assert induction(weights, ids)[head] == pytest.approx(np.mean(behind) if behind else 0)

@@ -1,0 +1,1 @@
+"""What several tests share: tiny models, their files, and a CUDA emulator."""
