@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from minillm import LLM, Engine, EngineConfig, SamplingParams, cli
-from minillm.model.kv_cache import KVCache
 from minillm.engine.scheduler import POLICIES
+from minillm.model.kv_cache import KVCache
 from minillm.trace import StepRecord, Trace, request_metrics, run_metrics
 from minillm.view import ConsoleView, Keyboard
 

@@ -28,14 +28,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from minillm import LLM, EngineConfig, SamplingParams, cli
-from minillm.model.batch import Batch
 from minillm.engine.detokenizing import Answer
 from minillm.engine.recording import record_of
-from minillm.model.kv_cache import KVCache
-from minillm.engine.step_plan import Sampled, StepPlan
 from minillm.engine.sampling import sample
 from minillm.engine.scheduler import Scheduler
 from minillm.engine.sequence import Sequence
+from minillm.engine.step_plan import Sampled, StepPlan
+from minillm.model.batch import Batch
+from minillm.model.kv_cache import KVCache
 from minillm.trace import Finish, SampledToken, StepRecord
 from minillm.view.shown import shown
 

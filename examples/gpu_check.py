@@ -62,7 +62,7 @@ def cases(ops: ModuleType, rng: np.random.Generator) -> Iterator[Case]:
     yield both("layer_norm", x, weight, bias, 1e-5)
     yield both("swiglu", x, up)
     yield both("geglu", x, up)
-    yield both("squeeze", x, 2.0)
+    yield both("apply_soft_cap", x, 2.0)
     (matrix,) = randoms((outputs, size))
     forms = {"float32": matrix, "8 bits": quantize(matrix, 8), "4 bits": quantize(matrix, 4)}
     forms["bfloat16"] = (matrix.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)

@@ -1,6 +1,7 @@
 """minillm: LLM inference serving you can read, run and step through."""
 
 from minillm.engine import Engine, EngineConfig
+from minillm.engine.sampling import SamplingParams
 from minillm.errors import (
     BenchmarkError,
     BusyError,
@@ -18,7 +19,6 @@ from minillm.errors import (
 )
 from minillm.llm import LLM
 from minillm.outputs import CompletionOutput, Delta, Metrics, RequestOutput
-from minillm.engine.sampling import SamplingParams
 
 __version__ = "0.1.0"
 

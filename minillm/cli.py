@@ -17,8 +17,8 @@ from rich.console import Console
 from minillm import LLM, Delta, Metrics, MinillmError, SamplingParams, __version__
 from minillm.catalog import CATALOG
 from minillm.ops import BACKENDS
-from minillm.trace.roofline import Roofline
 from minillm.trace import Trace
+from minillm.trace.roofline import Roofline
 
 DEFAULT_PROMPT = "What is the capital of France, and what is it known for?"
 MODEL_HELP = (

@@ -17,19 +17,19 @@ from functools import partial
 import numpy as np
 
 from minillm import catalog
-from minillm.model.batch import Batch, Chunk
 from minillm.catalog import Report
 from minillm.checkpoints import Checkpoint, open_checkpoint
 from minillm.checks import check_integer
 from minillm.engine import Engine, EngineConfig, check_token_ids
+from minillm.engine.sampling import SamplingParams
 from minillm.errors import BusyError, CapacityError, CheckpointError, RequestError
+from minillm.model.batch import Batch, Chunk
 from minillm.model.kv_cache import KVCache
+from minillm.model.transformer import Transformer
 from minillm.ops import backend as find_backend
 from minillm.outputs import Answers, Delta, Followed, RequestOutput
 from minillm.quantization import QuantizedMatrix, quantize
-from minillm.engine.sampling import SamplingParams
 from minillm.tokenizer import Tokenizer
-from minillm.model.transformer import Transformer
 
 Prompt = str | SequenceOf[int]  # text, or token ids as they are
 Message = Mapping[str, str]  # {"role": "user", "content": "..."}
@@ -242,10 +242,10 @@ class LLM:
             self.transformer.forward(batch, cache, every_token=True, probe=keep)
         return seen
 
-    def reset_cache(self) -> None:
+    def reset_prefix_cache(self) -> None:
         """Forget what was computed so far, so that the next request computes all of its prompt."""
         with self._in_use():
-            self.engine.forget_prefixes()
+            self.engine.reset_prefix_cache()
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The prompt's token ids, checked; ids pass through as they are.

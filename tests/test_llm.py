@@ -9,9 +9,9 @@ import numba
 import numpy as np
 import pytest
 import torch
-from support.builders import random_llama, write_gguf, write_hf_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.builders import random_llama, write_gguf, write_hf_folder
 
 import minillm.llm
 from minillm import (
@@ -80,7 +80,7 @@ def test_an_answer_does_not_depend_on_what_ran_before(llm, requests):
     """Same tokens, same bits of logprob: whether the cache held a common beginning, and whatever drew before."""
     alone = []
     for prompt, how in requests:
-        llm.reset_cache()
+        llm.reset_prefix_cache()
         alone.append(essence(llm.generate([prompt], how)[0]))
     in_a_row = [essence(llm.generate([prompt], how)[0]) for prompt, how in requests]
     assert in_a_row == alone
@@ -105,7 +105,7 @@ def test_the_loop_is_logits_and_sample_by_turns(llm, prompt, how):
 @given(beginning=token_ids, left=token_ids, right=token_ids)
 def test_a_common_beginning_is_computed_once(llm, beginning, left, right):
     how = SamplingParams(max_tokens=2, temperature=0, logprobs=True, ignore_eos=True)
-    llm.reset_cache()
+    llm.reset_prefix_cache()
     fresh = llm.generate([beginning + right], how)[0]
     llm.generate([beginning + left], how)
     again = llm.generate([beginning + right], how)[0]
@@ -285,7 +285,7 @@ def test_steps_taken_by_hand_go_to_whoever_asked(llm):
 
 
 def test_metrics_add_up(llm):
-    llm.reset_cache()
+    llm.reset_prefix_cache()
     metrics = llm.generate([[5] * 20], SamplingParams(max_tokens=5, ignore_eos=True))[0].metrics
     assert (metrics.num_prompt_tokens, metrics.num_cached_tokens, metrics.num_generated_tokens) == (20, 0, 5)
     assert 0 < metrics.prefill_seconds < metrics.time_to_first_token  # sampling comes between

@@ -4,22 +4,22 @@ import re
 
 import numpy as np
 import pytest
-from support.builders import random_llama, write_gguf
 from hypothesis import given
 from hypothesis import strategies as st
+from support.builders import random_llama, write_gguf
 
 from minillm import LLM, EngineConfig, SamplingParams
-from minillm.model.batch import Batch
-from minillm.engine.block_allocator import GIVEN_BACK
 from minillm.checkpoints import open_checkpoint
-from minillm.ops import jit
-from minillm.engine.step_plan import ScheduledChunk
-from minillm.quantization import quantize
+from minillm.engine.block_allocator import GIVEN_BACK
 from minillm.engine.sampling import sample
 from minillm.engine.sequence import Sequence
+from minillm.engine.step_plan import ScheduledChunk
+from minillm.model.batch import Batch
+from minillm.model.weights import Linear
+from minillm.ops import jit
+from minillm.quantization import quantize
 from minillm.reprs import MOST, few, few_blocks
 from minillm.trace import ChunkRecord
-from minillm.model.weights import Linear
 
 LONGEST = 300  # characters
 

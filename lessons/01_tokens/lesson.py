@@ -264,7 +264,7 @@ from time import perf_counter
 start = perf_counter()
 generate_slowly(prompt, max_tokens=40)
 middle = perf_counter()
-llm.reset_cache()  # start from the beginning: the library would find what it still has of our text
+llm.reset_prefix_cache()  # start from the beginning: the library would find what it still has of our text
 restart = perf_counter()
 llm.generate(prompt, SamplingParams(temperature=0.0, max_tokens=40))
 print(f"our loop {middle - start:.2f} s, the library {perf_counter() - restart:.2f} s")

@@ -323,7 +323,7 @@ if plt:
 params = SamplingParams(temperature=0.0, max_tokens=24, logprobs=True)
 questions = ("What is the capital of South Korea?", "And of Japan?", "Which of them is larger?")
 messages = []
-llm.reset_cache()
+llm.reset_prefix_cache()
 print("turn  prompt  found in the cache  computed  memory held")
 for turn, question in enumerate(questions, start=1):
     messages.append({"role": "user", "content": question})
@@ -335,10 +335,10 @@ for turn, question in enumerate(questions, start=1):
 
 # %% [markdown]
 # The prompts grow from turn to turn; what must be computed does not. Is the answer the same as one that was computed
-# from nothing? Ask the last question again, after `reset_cache`:
+# from nothing? Ask the last question again, after `reset_prefix_cache`:
 
 # %%
-llm.reset_cache()
+llm.reset_prefix_cache()
 fresh = llm.generate(output.prompt_token_ids, params)[0]
 print("found in the cache:", fresh.metrics.num_cached_tokens)
 print("same tokens:", fresh.token_ids == output.token_ids)
@@ -355,7 +355,7 @@ one_token = SamplingParams(temperature=0.0, max_tokens=1)
 orders = {"document, then question": "{document}{question}", "question, then document": "{question} {document}"}
 for label, order in orders.items():
     prompts = [llm.encode(order.format(document=document, question=question)) for question in asked]
-    llm.reset_cache()
+    llm.reset_prefix_cache()
     metrics = [llm.generate(prompt, one_token)[0].metrics for prompt in prompts]
     counted = " and ".join(str(m.num_prompt_tokens - m.num_cached_tokens) for m in metrics)
     common = next(n for n, (ours, theirs) in enumerate(zip(*prompts, strict=False)) if ours != theirs)

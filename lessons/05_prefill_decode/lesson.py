@@ -39,7 +39,7 @@ params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 measured = {}
 print("prompt      TTFT      TPOT   tokens a second: prefill  decode")
 for length in (16, 128, 512):
-    llm.reset_cache()
+    llm.reset_prefix_cache()
     metrics = measured[length] = llm.generate(text[:length], params)[0].metrics
     ttft, tpot = metrics.time_to_first_token, 1 / metrics.decode_tokens_per_second
     prefill, decode = metrics.prefill_tokens_per_second, metrics.decode_tokens_per_second

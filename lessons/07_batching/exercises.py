@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from minillm.model.batch import Batch, Chunk
-from minillm.engine.step_plan import StepPlan
 from minillm.engine.scheduler import Scheduler
+from minillm.engine.step_plan import StepPlan
+from minillm.model.batch import Batch, Chunk
 
 ANSWERS = {
     "from_chunks": "minillm.model.batch.Batch.from_chunks",

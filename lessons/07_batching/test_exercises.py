@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from minillm.model.batch import Chunk
 from minillm.engine.block_allocator import BlockAllocator
 from minillm.engine.scheduler import Sampled, Scheduler
 from minillm.engine.sequence import Sequence
+from minillm.model.batch import Chunk
 
 # from_chunks
 

@@ -14,13 +14,13 @@ from dataclasses import replace
 import numpy as np
 
 from minillm import LLM, Engine, EngineConfig, SamplingParams
-from minillm.engine.block_allocator import BlockAllocator
 from minillm.checkpoints import open_checkpoint
-from minillm.model.kv_cache import KVCache
+from minillm.engine.block_allocator import BlockAllocator
 from minillm.engine.scheduler import Sampled, Scheduler
 from minillm.engine.sequence import Sequence
-from minillm.trace import Trace, request_metrics
+from minillm.model.kv_cache import KVCache
 from minillm.model.transformer import Transformer
+from minillm.trace import Trace, request_metrics
 
 llm = LLM()
 

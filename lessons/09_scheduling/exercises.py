@@ -5,9 +5,9 @@ The first two are methods of `minillm.engine.scheduler.Scheduler`, so `self` is 
 
 from collections.abc import Sequence as SequenceOf
 
-from minillm.engine.step_plan import StepPlan
 from minillm.engine.scheduler import Scheduler
 from minillm.engine.sequence import Sequence
+from minillm.engine.step_plan import StepPlan
 
 ANSWERS = {
     "_advance": "minillm.engine.scheduler.Scheduler._advance",

@@ -13,9 +13,9 @@ import numpy as np
 
 from minillm import LLM, Engine, EngineConfig, SamplingParams
 from minillm.engine.block_allocator import BlockAllocator
-from minillm.model.kv_cache import KVCache
 from minillm.engine.scheduler import Sampled, Scheduler
 from minillm.engine.sequence import Sequence
+from minillm.model.kv_cache import KVCache
 from minillm.trace import Trace, percentile, request_metrics, run_metrics
 
 llm = LLM()

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from minillm.engine.block_allocator import BlockAllocator
-from minillm.engine.step_plan import StepPlan
 from minillm.engine.scheduler import Sampled, Scheduler
 from minillm.engine.sequence import Sequence
+from minillm.engine.step_plan import StepPlan
 
 B = 4
 

@@ -18,10 +18,10 @@ from minillm.bench.rows import FRESH, QUICK, SIZES, START_TOKENS, Computing, Row
 from minillm.bench.turns import Turns, take_turns
 from minillm.checkpoints import Checkpoint, open_checkpoint
 from minillm.checks import check_integer
-from minillm.model.config import ModelConfig
 from minillm.errors import BenchmarkError
-from minillm.trace.roofline import Work
+from minillm.model.config import ModelConfig
 from minillm.trace import RunMetrics
+from minillm.trace.roofline import Work
 
 MOST_STARTS = 3  # rounds of the rows about starting: they take long and vary little
 MOST_SERVES = 3  # and of those about serving

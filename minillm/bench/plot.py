@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minillm.view import plots
 from minillm.bench.benchmark import Benchmark, RowResult
 from minillm.bench.rows import Row
 from minillm.bench.turns import Spread
 from minillm.errors import RequestError
 from minillm.model.kv_cache import DTYPES
-from minillm.trace.roofline import kv_bytes_per_token
 from minillm.trace import RunMetrics
+from minillm.trace.roofline import kv_bytes_per_token
+from minillm.view import plots
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from minillm.bench.client import Worker
-from minillm.model.config import ModelConfig
-from minillm.errors import RequestError
-from minillm.trace.roofline import Work, decode_work, prefill_work
 from minillm.engine.scheduler import POLICIES
+from minillm.errors import RequestError
+from minillm.model.config import ModelConfig
 from minillm.trace import RunMetrics
+from minillm.trace.roofline import Work, decode_work, prefill_work
 
 BATCH_CONTEXT = 64  # tokens that each sequence of a batch has before the one that is timed
 START_TOKENS = 32  # length of the prompt in the rows about starting

@@ -7,14 +7,14 @@ from itertools import islice
 
 import numpy as np
 
+from minillm.engine import Engine, EngineConfig
+from minillm.engine.sampling import SamplingParams
 from minillm.model.batch import Batch
 from minillm.model.config import ModelConfig
-from minillm.engine import Engine, EngineConfig
 from minillm.model.kv_cache import KVCache
 from minillm.ops import backend
-from minillm.trace.roofline import ModelCosts, Roofline, step_work
-from minillm.engine.sampling import SamplingParams
 from minillm.trace import Trace
+from minillm.trace.roofline import ModelCosts, Roofline, step_work
 
 
 def serve_clients(engine: Engine, requests: Iterable[tuple[list[int], int]], clients: int) -> Trace:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from minillm.model.config import ModelConfig
 from minillm.errors import CheckpointError, UnsupportedError
+from minillm.model.config import ModelConfig
 from minillm.quantization import QuantizedMatrix, StorageType
 from minillm.tokenizer import Tokenizer
 

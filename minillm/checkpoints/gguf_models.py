@@ -16,9 +16,9 @@ from minillm.checkpoints.fields import Fields
 from minillm.checkpoints.gguf import GGUFFile, read_gguf
 from minillm.checkpoints.gguf_layouts import KEYS_USED, KEYS_WITHOUT_EFFECT, LAYOUTS, Layout, shortest
 from minillm.checkpoints.recommended import recommended_by_gguf
-from minillm.model.config import ModelConfig, RopeScaling
 from minillm.errors import CheckpointError, UnsupportedError
-from minillm.model.rope import yarn_magnitude
+from minillm.model.config import ModelConfig, RopeScaling
+from minillm.model.rope import yarn_attention_factor
 from minillm.tokenizer import Tokenizer
 
 BLOCK_BIAS = re.compile(r"blk\.\d+\.(\w+)\.bias")
@@ -145,31 +145,33 @@ def _rope_scaling(fields: Fields, factors: StoredTensor | None) -> RopeScaling |
             f"{fields.where}: field {fields.key('rope.scaling.type')!r} is {kind!r:.60}; "
             "'none', 'linear' and 'yarn' are implemented"
         )
-    magnitude = shortest(fields.number("rope.scaling.attn_factor", 1.0))
+    attention_factor = shortest(fields.number("rope.scaling.attn_factor", 1.0))
     scaling = None
     if kind == "yarn":
-        scaling = _yarn(fields, shortest(factor or 1.0), magnitude)
+        scaling = _yarn(fields, shortest(factor or 1.0), attention_factor)
     elif kind == "linear" and factor:
-        scaling = RopeScaling("linear", shortest(factor), magnitude=magnitude)
+        scaling = RopeScaling("linear", shortest(factor), attention_factor=attention_factor)
     if factors is not None:
         if scaling:
             raise UnsupportedError(
                 f"{fields.where}: {kind} rope scaling together with {factors.name!r}: not implemented"
             )
-        scaling = RopeScaling("per_frequency", 1.0, factors=_rope_factors(factors, fields.where), magnitude=magnitude)
-    if scaling is None and magnitude != 1:
-        scaling = RopeScaling("linear", 1.0, magnitude=magnitude)
+        scaling = RopeScaling(
+            "per_frequency", 1.0, factors=_rope_factors(factors, fields.where), attention_factor=attention_factor
+        )
+    if scaling is None and attention_factor != 1:
+        scaling = RopeScaling("linear", 1.0, attention_factor=attention_factor)
     return scaling
 
 
-def _yarn(fields: Fields, factor: float, magnitude: float) -> RopeScaling:
+def _yarn(fields: Fields, factor: float, attention_factor: float) -> RopeScaling:
     return RopeScaling(
         "yarn",
         factor,
         original_context_length=fields.integer("rope.scaling.original_context_length"),
         beta_fast=shortest(fields.number("rope.scaling.yarn_beta_fast", 32.0)),
         beta_slow=shortest(fields.number("rope.scaling.yarn_beta_slow", 1.0)),
-        magnitude=yarn_magnitude(factor) * magnitude,
+        attention_factor=yarn_attention_factor(factor) * attention_factor,
     )
 
 

@@ -15,8 +15,8 @@ from minillm.checkpoints.fields import LARGEST_INTEGER, Fields, parse_json
 from minillm.checkpoints.hf_layouts import LAYOUTS, Layout
 from minillm.checkpoints.recommended import recommended_by_folder
 from minillm.checkpoints.safetensors import DTYPES, read_folder, read_whole
-from minillm.model.config import ModelConfig
 from minillm.errors import CheckpointError, UnsupportedError
+from minillm.model.config import ModelConfig
 from minillm.tokenizer import Tokenizer
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")

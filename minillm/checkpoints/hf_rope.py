@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from minillm.checkpoints.fields import Fields
-from minillm.model.config import RopeScaling
 from minillm.errors import CheckpointError, UnsupportedError
-from minillm.model.rope import longrope_magnitude, yarn_magnitude
+from minillm.model.config import RopeScaling
+from minillm.model.rope import longrope_attention_factor, yarn_attention_factor
 
 
 def read_rope(fields: Fields, default_theta: float = 10000.0) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def read_partial_rope(fields: Fields) -> dict[str, Any]:
         "per_frequency",
         1.0,
         factors=_factors(rope, "short_factor"),
-        magnitude=rope.number("attention_factor", None) or longrope_magnitude(factor, original),
+        attention_factor=rope.number("attention_factor", None) or longrope_attention_factor(factor, original),
     )
     return settings | {"rope_scaling": scaling, "context_length": min(context_length, original)}
 
@@ -141,9 +141,9 @@ def _yarn(rope: Fields, context_length: int) -> RopeScaling:
     original = rope.integer("original_max_position_embeddings", context_length)
     factor = rope.number("factor", None) or context_length / original
     weight, weight_of_all = rope.number("mscale", None), rope.number("mscale_all_dim", None)
-    magnitude = yarn_magnitude(factor)
+    attention_factor = yarn_attention_factor(factor)
     if weight and weight_of_all:
-        magnitude = yarn_magnitude(factor, weight) / yarn_magnitude(factor, weight_of_all)
+        attention_factor = yarn_attention_factor(factor, weight) / yarn_attention_factor(factor, weight_of_all)
     scaling = RopeScaling(
         "yarn",
         factor,
@@ -151,7 +151,7 @@ def _yarn(rope: Fields, context_length: int) -> RopeScaling:
         beta_fast=rope.number("beta_fast", 32.0),
         beta_slow=rope.number("beta_slow", 1.0),
         whole_pairs=rope.flag("truncate", True),
-        magnitude=rope.number("attention_factor", None) or magnitude,
+        attention_factor=rope.number("attention_factor", None) or attention_factor,
     )
     _check_order(rope, "beta_slow", scaling.beta_slow, "beta_fast", scaling.beta_fast)
     return scaling

@@ -268,9 +268,9 @@ class BlockAllocator:
                 self._give_back(block)
         return node
 
-    def forget(self) -> None:
+    def reset_prefix_cache(self) -> None:
         """Empty the prefix index. Blocks that are held stay held; those that were cached are free."""
-        self.prefixes.clear()
+        self.prefixes.reset()
         self._free.extend(self._cached)
         self._cached.clear()
 

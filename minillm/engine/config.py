@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minillm.engine.block_allocator import BlockAllocator
 from minillm.checks import check_flag
+from minillm.engine.block_allocator import BlockAllocator
 from minillm.engine.scheduler import Scheduler
 
 

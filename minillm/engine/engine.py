@@ -16,22 +16,22 @@ from time import perf_counter
 
 import numpy as np
 
-from minillm.model.batch import Batch
 from minillm.checks import check_integer
 from minillm.engine.detokenizing import Answer
 from minillm.engine.interrupts import interrupts_deferred
 from minillm.engine.recording import Stopwatch, changed_params, record_of
-from minillm.errors import BusyError, RequestError
-from minillm.model.kv_cache import KVCache
-from minillm.engine.step_plan import Finished, Sampled, StepPlan
-from minillm.model.probe import Probe, no_probe
-from minillm.trace.roofline import ModelCosts
 from minillm.engine.sampling import Sample, SamplingParams, sample
 from minillm.engine.scheduler import Scheduler
 from minillm.engine.sequence import Sequence
+from minillm.engine.step_plan import Finished, Sampled, StepPlan
+from minillm.errors import BusyError, RequestError
+from minillm.model.batch import Batch
+from minillm.model.kv_cache import KVCache
+from minillm.model.probe import Probe, no_probe
+from minillm.model.transformer import Transformer
 from minillm.tokenizer import Tokenizer
 from minillm.trace import Arrival, Finish, RunFacts, SampledToken, StepRecord
-from minillm.model.transformer import Transformer
+from minillm.trace.roofline import ModelCosts
 
 
 @dataclass
@@ -325,10 +325,10 @@ class Engine:
         """Whether any request waits or runs."""
         return self.scheduler.has_unfinished
 
-    def forget_prefixes(self) -> None:
+    def reset_prefix_cache(self) -> None:
         """Let nothing that was computed so far be found by new requests."""
         with self._alone():
-            self.kv_cache.blocks.forget()
+            self.kv_cache.blocks.reset_prefix_cache()
 
     def clock(self) -> float:
         """Seconds since the engine was made."""

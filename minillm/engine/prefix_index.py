@@ -65,7 +65,7 @@ class PrefixIndex:
 
     def __init__(self, block_size: int, num_groups: int = 1):
         self.block_size, self.num_groups = block_size, num_groups
-        self.clear()
+        self.reset()
 
     def follow(self, token_ids: SequenceOf[int]) -> list[Node]:
         """The way down the tree that `token_ids` spell, as far as it is known: the root, then a node a whole block."""
@@ -98,7 +98,7 @@ class PrefixIndex:
             del node.parent.children[node.tokens]
             node = node.parent
 
-    def clear(self) -> None:
+    def reset(self) -> None:
         """Nothing is known any more."""
         self.root = Node(self.num_groups)
         self._nodes: dict[int, Node] = {}  # by the block that holds its content

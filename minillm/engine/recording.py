@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from minillm.engine.step_plan import StepPlan
 from minillm.engine.sampling import SamplingParams
 from minillm.engine.scheduler import Scheduler
 from minillm.engine.sequence import Sequence
+from minillm.engine.step_plan import StepPlan
 from minillm.trace import (
     DECODE,
     PREFILL,

@@ -31,12 +31,12 @@ from collections.abc import Sequence as SequenceOf
 from itertools import count
 from math import inf
 
-from minillm.engine.block_allocator import BlockAllocator, held, num_held
 from minillm.checks import check_integer, check_number
-from minillm.errors import RequestError
-from minillm.engine.step_plan import Admitted, Finished, Preempted, Sampled, ScheduledChunk, StepPlan
+from minillm.engine.block_allocator import BlockAllocator, held, num_held
 from minillm.engine.sequence import Sequence
+from minillm.engine.step_plan import Admitted, Finished, Preempted, Sampled, ScheduledChunk, StepPlan
 from minillm.engine.waiting_queue import ADMISSIONS, WaitingQueue
+from minillm.errors import RequestError
 
 __all__ = ["ADMISSIONS", "POLICIES", "Sampled", "ScheduledChunk", "Scheduler", "StepPlan"]
 

@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from minillm.engine import EngineConfig
 from minillm.engine.block_allocator import BlockAllocator
 from minillm.model.config import ModelConfig
-from minillm.engine import EngineConfig
 from minillm.trace.roofline import kv_bytes_per_token
 
 MEMINFO = Path("/proc/meminfo")

@@ -9,13 +9,13 @@ from rich.console import Console
 from rich.table import Table
 
 from minillm.checkpoints import Checkpoint
-from minillm.model.config import ModelConfig, RopeScaling
 from minillm.engine import EngineConfig
 from minillm.info.facts import TensorGroup, count_parameters, tensor_groups, total
 from minillm.info.memory import Memory, contexts, positions_held, sequence_bytes, sequences_that_fit
+from minillm.model.config import ModelConfig, RopeScaling
 from minillm.model.kv_cache import DTYPES
-from minillm.trace.roofline import kv_bytes_per_token
 from minillm.tokenizer import Tokenizer
+from minillm.trace.roofline import kv_bytes_per_token
 
 BYTES_PER_NUMBER = {"float32": 4, "float16": 2}
 

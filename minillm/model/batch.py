@@ -30,7 +30,9 @@ class Chunk:
 
     token_ids: SequenceOf[int]
     start: int  # position of the first of them
-    block_table: SequenceOf[int]  # covers positions up to start + len(token_ids) - 1; see `minillm.engine.block_allocator`
+    block_table: SequenceOf[
+        int
+    ]  # covers positions up to start + len(token_ids) - 1; see `minillm.engine.block_allocator`
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ class RopeScaling:
 
     `linear` divides every frequency by `factor` (Chen et al. 2023, arXiv:2306.15595). `llama3` divides only
     the slow ones, whose wavelength exceeds what `original_context_length` positions cover, and blends in
-    between (Llama 3.1, Meta 2024). `yarn` does so with other bounds, and raises the scores' spread by `magnitude`
+    between (Llama 3.1, Meta 2024). `yarn` does so with other bounds, and raises the scores' spread by `attention_factor`
     (Peng et al. 2023, arXiv:2309.00071). `per_frequency` divides frequency i by `factors[i]`, which is how files
     store what was found by search (LongRoPE, Ding et al. 2024, arXiv:2402.13753), and GGUF files also llama3.
 
@@ -27,7 +27,7 @@ class RopeScaling:
     beta_fast: float = 32.0  # yarn only: pairs that turn more often over the original context are left alone,
     beta_slow: float = 1.0  # and those that turn less often are slowed by the full factor
     whole_pairs: bool = True  # yarn only: the bounds between them are rounded outwards to whole pairs
-    magnitude: float = 1.0  # what turned queries and keys are multiplied by, each
+    attention_factor: float = 1.0  # what turned queries and keys are multiplied by, each
 
 
 @dataclass(frozen=True)

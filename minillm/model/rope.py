@@ -74,12 +74,12 @@ def _mixed(frequencies: np.ndarray, kept: np.ndarray, factor: float) -> np.ndarr
 SCALINGS = {"linear": _linear, "llama3": _llama3, "yarn": _yarn, "per_frequency": _per_frequency}
 
 
-def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
+def yarn_attention_factor(factor: float, weight: float = 1.0) -> float:
     """What YaRN multiplies turned queries and keys by: longer texts have more keys to choose from, so scores must
     differ more (Peng et al. 2023, section 3.4). `weight` is what some models call `mscale`."""
     return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
 
 
-def longrope_magnitude(factor: float, original_context_length: int) -> float:
+def longrope_attention_factor(factor: float, original_context_length: int) -> float:
     """The same of LongRoPE (Ding et al. 2024, section 3.3), of a context `factor` times as long as the original."""
     return math.sqrt(1 + math.log(factor) / math.log(original_context_length)) if factor > 1 else 1.0

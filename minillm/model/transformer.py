@@ -53,7 +53,7 @@ class Transformer:
         self.kv_layout = layout(config)
         rotary_dim = config.rotary_dim or config.head_dim
         self.frequencies = ops.as_vector(rope_frequencies(rotary_dim, config.rope_theta, config.rope_scaling))
-        self.magnitude = config.rope_scaling.magnitude if config.rope_scaling else 1.0
+        self.attention_factor = config.rope_scaling.attention_factor if config.rope_scaling else 1.0
         self.window_frequencies = self.frequencies
         if config.window_rope_theta and config.sliding_window:
             self.window_frequencies = ops.as_vector(rope_frequencies(rotary_dim, config.window_rope_theta))
@@ -125,14 +125,14 @@ class Transformer:
         probe("final_norm", x)
         logits = ops.linear(x, self.head)
         if config.logit_soft_cap:
-            logits = ops.squeeze(logits, config.logit_soft_cap)
+            logits = ops.apply_soft_cap(logits, config.logit_soft_cap)
         logits = ops.to_numpy(logits)
         probe("logits", logits)
         return logits
 
     def _angles(self, batch: Batch) -> Angles:
         """How far the step's queries and keys are turned; layers with a window may turn at a pace of their own."""
-        angles = {None: self.ops.rotary_angles(batch.positions, self.frequencies, self.magnitude)}
+        angles = {None: self.ops.rotary_angles(batch.positions, self.frequencies, self.attention_factor)}
         if self.window_frequencies is not self.frequencies:
             own = self.ops.rotary_angles(batch.positions, self.window_frequencies, 1.0)
             angles[self.config.sliding_window] = own
@@ -214,7 +214,7 @@ class Transformer:
         """
         xp, given = self.xp, []
         scores = self.ops.linear(x, layer.router.weight)
-        chosen, shares = self.ops.choose(scores, self.config.experts_per_token, self.config.normalize_experts)
+        chosen, routing_weights = self.ops.route(scores, self.config.experts_per_token, self.config.normalize_experts)
         probe(f"{name}.chosen", chosen)
         for expert in np.unique(chosen):
             tokens, _ = np.nonzero(chosen == expert)
@@ -224,7 +224,7 @@ class Transformer:
         rows = np.argsort(np.argsort(chosen, axis=None, stable=True)).reshape(chosen.shape)
         output = xp.zeros_like(x)
         for rank in range(chosen.shape[1]):
-            output = output + shares[:, rank, None] * xp.take(given, xp.asarray(rows[:, rank]), axis=0)
+            output = output + routing_weights[:, rank, None] * xp.take(given, xp.asarray(rows[:, rank]), axis=0)
         return output
 
     @property

@@ -12,7 +12,7 @@ library, `jit` computes the same as compiled loops on the CPU, and `gpu` on an N
     linear(x, matrix, bias)                                  [T, I] -> [T, O]
     rms_norm(x, weight, eps)                                 [T, D] -> [T, D]
     layer_norm(x, weight, bias, eps)                         [T, D] -> [T, D]
-    rotary_angles(positions, frequencies, magnitude)         [T] -> cosines, sines [T, R/2]
+    rotary_angles(positions, frequencies, attention_factor)         [T] -> cosines, sines [T, R/2]
     rotate(heads, cosines, sines)                            [T, H, K] -> [T, H, K]
     write_kv(keys, values, ..., layer, slots)                [T, G, K] twice -> into the KV cache
     attention(queries, ..., layer, positions, ...)           [T, H, K] -> [T, H, K], over the KV cache
@@ -21,8 +21,8 @@ library, `jit` computes the same as compiled loops on the CPU, and `gpu` on an N
     swiglu(gate, up)                                         [T, F] twice -> [T, F]
     geglu(gate, up)                                          [T, F] twice -> [T, F]
     gelu(x)                                                  [T, F] -> [T, F]
-    choose(scores, count, normalize)                         [T, E] -> experts, shares [T, count]
-    squeeze(x, cap)                                          [T, V] -> [T, V], between -cap and cap
+    route(scores, count, normalize)                         [T, E] -> experts, routing_weights [T, count]
+    apply_soft_cap(x, cap)                                          [T, V] -> [T, V], between -cap and cap
     num_bytes(matrix)                                        that reading it moves
     to_numpy(array)                                          whatever the backend computes with -> NumPy
     fuse(layers, config)                                     a faster way through all layers, or None

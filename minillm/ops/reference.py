@@ -130,42 +130,42 @@ def geglu(gate: Array, up: Array) -> Array:
     return gelu(gate) * up
 
 
-def squeeze(x: Array, cap: float) -> Array:
+def apply_soft_cap(x: Array, cap: float) -> Array:
     """Squeeze numbers smoothly between -cap and cap; small ones stay what they are (Gemma 2, 2024)."""
     xp = namespace(x)
     return cap * xp.tanh(x / cap)
 
 
-def choose(scores: Array, count: int, normalize: bool) -> tuple[np.ndarray, Array]:
+def route(scores: Array, count: int, normalize: bool) -> tuple[np.ndarray, Array]:
     """A router's choice for every token: its `count` likeliest experts, and the share that each has in the output.
 
     Parameters
     ----------
     scores : [T, E]
     count : how many of E experts a token takes
-    normalize : whether the shares, which are softmax's of all E, are made to sum to one
+    normalize : whether the routing_weights, which are softmax's of all E, are made to sum to one
 
     Returns
     -------
-    experts, int [T, count] as a NumPy array, likeliest first; shares [T, count]
+    experts, int [T, count] as a NumPy array, likeliest first; routing_weights [T, count]
     """
     xp = namespace(scores)
     probabilities = softmax(scores)
     chosen = xp.argsort(-probabilities, axis=-1, stable=True)[:, :count]
-    shares = xp.take_along_axis(probabilities, chosen, axis=-1)
+    routing_weights = xp.take_along_axis(probabilities, chosen, axis=-1)
     if normalize:
-        shares = shares / xp.sum(shares, axis=-1, keepdims=True)
-    return to_numpy(chosen), shares
+        routing_weights = routing_weights / xp.sum(routing_weights, axis=-1, keepdims=True)
+    return to_numpy(chosen), routing_weights
 
 
-def rotary_angles(positions: np.ndarray, frequencies: Array, magnitude: float = 1.0) -> tuple[Array, Array]:
+def rotary_angles(positions: np.ndarray, frequencies: Array, attention_factor: float = 1.0) -> tuple[Array, Array]:
     """Cosines and sines [T, R/2] of the angles `position * frequency` that rotary embedding turns by.
 
-    Both are multiplied by `magnitude`: what is turned by them grows so much, as some ways of scaling want it.
+    Both are multiplied by `attention_factor`: what is turned by them grows so much, as some ways of scaling want it.
     """
     xp = namespace(frequencies)
     angles = xp.astype(xp.asarray(positions), xp.float32)[:, None] * frequencies[None, :]
-    return xp.cos(angles) * magnitude, xp.sin(angles) * magnitude
+    return xp.cos(angles) * attention_factor, xp.sin(angles) * attention_factor
 
 
 def rotate(heads: Array, cosines: Array, sines: Array) -> Array:
@@ -321,7 +321,7 @@ def attend(
     positions : int [n]; all positions may be counted from any one on, as long as the first query sees none before it
     scale : what a score is multiplied by; None for 1 / sqrt(K)
     window : how many keys a query sees, the last of them its own (Beltagy et al. 2020); None for all there are
-    soft_cap : what scores are squeezed below, see `squeeze`; None for none
+    soft_cap : what scores are squeezed below, see `apply_soft_cap`; None for none
 
     Returns
     -------
@@ -351,7 +351,7 @@ def score(
     scores = xp.permute_dims(queries, (1, 0, 2)) @ xp.permute_dims(keys, (0, 2, 1))
     scores = scores / math.sqrt(head_dim) if scale is None else scores * scale
     if soft_cap is not None:
-        scores = squeeze(scores, soft_cap)
+        scores = apply_soft_cap(scores, soft_cap)
     seen = visible(positions, keys.shape[1], window)
     return xp.where(seen, scores, xp.asarray(-math.inf, dtype=scores.dtype))
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from minillm.trace.roofline import ModelCosts
 from minillm.reprs import few, few_blocks
+from minillm.trace.roofline import ModelCosts
 
 PREFILL, DECODE = "prefill", "decode"
 STAGES = ("schedule", "batch", "forward", "sample", "commit")

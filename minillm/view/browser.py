@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from minillm.trace.roofline import Roofline
 from minillm.trace import Trace
+from minillm.trace.roofline import Roofline
 from minillm.view.page.data import data, look
 
 MOST_TRACES = 2

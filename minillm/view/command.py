@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from minillm.trace.roofline import Roofline
 from minillm.trace import Trace
+from minillm.trace.roofline import Roofline
 from minillm.view.browser import MOST_TRACES, write_page
 
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING
 
-from minillm.trace.roofline import Roofline
 from minillm.trace import RunMetrics
+from minillm.trace.roofline import Roofline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

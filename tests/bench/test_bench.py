@@ -10,10 +10,10 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import pytest
-from support.builders import random_llama, write_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from support.builders import random_llama, write_gguf
 
 from minillm import BenchmarkError, RequestError, bench, cli
 from minillm.bench import Settings, machine, peers, run_benchmark
@@ -28,13 +28,13 @@ from minillm.bench.rows import FRESH, QUICK, SERVED, SIZES, Row, choose_rows
 from minillm.bench.serving import ImaginedEngine, serve_clients
 from minillm.bench.turns import Spread, Turns, take_turns
 from minillm.checkpoints import open_checkpoint
-from minillm.model.config import ModelConfig
 from minillm.engine import EngineConfig
-from minillm.ops import backend
-from minillm.trace.roofline import ModelCosts, Roofline, Work, decode_work, prefill_work, step_work
 from minillm.engine.scheduler import POLICIES
-from minillm.trace import RunMetrics, run_metrics
+from minillm.model.config import ModelConfig
 from minillm.model.transformer import Transformer
+from minillm.ops import backend
+from minillm.trace import RunMetrics, run_metrics
+from minillm.trace.roofline import ModelCosts, Roofline, Work, decode_work, prefill_work, step_work
 
 FAKE_ENGINE = """
 import numpy as np

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.builders import random_llama, write_gguf, write_hf_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.builders import random_llama, write_gguf, write_hf_folder
 
 from minillm.checkpoints import open_checkpoint
 from minillm.errors import MinillmError

@@ -11,10 +11,10 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from support.builders import ONLY_READ, TINY, random_blocks, random_llama, storage_for, write_gguf, write_hf_folder
 from gguf import GGMLQuantizationType, GGUFValue, GGUFValueType
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.builders import ONLY_READ, TINY, random_blocks, random_llama, storage_for, write_gguf, write_hf_folder
 
 from minillm.checkpoints import open_checkpoint
 from minillm.checkpoints.gguf import read_gguf
@@ -241,7 +241,7 @@ def test_turned_queries_may_be_made_larger_whatever_the_scaling(kind, tmp_path):
     scaling = open_checkpoint(write_gguf(tmp_path / "m.gguf", random_llama(), edit=edit)).config.rope_scaling
     assert scaling.kind == ("yarn" if kind == "yarn" else "linear")
     assert scaling.factor == (1.0 if kind == "none" else 4.0)
-    assert scaling.magnitude == pytest.approx(1.5 * (1 + 0.1 * np.log(4)) if kind == "yarn" else 1.5)
+    assert scaling.attention_factor == pytest.approx(1.5 * (1 + 0.1 * np.log(4)) if kind == "yarn" else 1.5)
 
 
 def test_tokenizer_is_built_when_asked_for_and_equal_in_both_formats(tmp_path):

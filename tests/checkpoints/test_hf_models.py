@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import transformers
-from support.builders import TINY, random_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from support.builders import TINY, random_model
 from test_checkpoint_fuzz import ANYTHING, allowed_bytes, peak_bytes
 
 from minillm.checkpoints import open_checkpoint

@@ -4,9 +4,9 @@ import json
 
 import pytest
 import transformers
-from support.builders import random_llama, write_gguf, write_hf_folder
 from hypothesis import given
 from hypothesis import strategies as st
+from support.builders import random_llama, write_gguf, write_hf_folder
 
 from minillm import LLM, CheckpointError, SamplingParams
 from minillm.checkpoints import open_checkpoint

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from support.builders import write_hf_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from support.builders import write_hf_folder
 
 from minillm.checkpoints import open_checkpoint
 from minillm.checkpoints.fields import Fields

@@ -99,7 +99,7 @@ class Blocks(RuleBasedStateMachine):
     @rule()
     def forget(self):
         held = self.blocks.num_held
-        self.blocks.forget()
+        self.blocks.reset_prefix_cache()
         self.known = {}
         assert (self.blocks.num_held, self.blocks.num_cached) == (held, 0)
         for text in self.held:

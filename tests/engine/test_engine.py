@@ -13,22 +13,22 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.builders import random_llama, write_gguf
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.builders import random_llama, write_gguf
 
 from minillm import BusyError, Engine, EngineConfig, NumericError, RequestError, SamplingParams
-from minillm.model.batch import Batch, Chunk
-from minillm.engine.block_allocator import BlockAllocator
 from minillm.checkpoints import open_checkpoint
 from minillm.engine import stream_seed
+from minillm.engine.block_allocator import BlockAllocator
 from minillm.engine.detokenizing import Answer
-from minillm.model.kv_cache import KVCache
-from minillm.ops import backend
 from minillm.engine.sampling import sample
 from minillm.engine.scheduler import ADMISSIONS, POLICIES
-from minillm.trace import StepRecord, Trace, from_json, held, request_metrics, run_metrics, to_json
+from minillm.model.batch import Batch, Chunk
+from minillm.model.kv_cache import KVCache
 from minillm.model.transformer import Transformer
+from minillm.ops import backend
+from minillm.trace import StepRecord, Trace, from_json, held, request_metrics, run_metrics, to_json
 
 CONTEXT = 64
 SIZES = {  # of tiny Llamas: heads alone and heads in groups; one, two, and seven layers
@@ -495,7 +495,12 @@ def test_calls_from_another_thread_or_from_inside_a_step_are_refused(models, mon
     forward, refused = models[0].transformer.forward, []
 
     def meddle():
-        for call in (engine.step, lambda: engine.add_request([4]), lambda: engine.abort("a"), engine.forget_prefixes):
+        for call in (
+            engine.step,
+            lambda: engine.add_request([4]),
+            lambda: engine.abort("a"),
+            engine.reset_prefix_cache,
+        ):
             with pytest.raises(BusyError, match="the engine is inside another call"):
                 call()
             refused.append(call)

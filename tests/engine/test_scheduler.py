@@ -173,7 +173,7 @@ class Serving(RuleBasedStateMachine):
 
     @rule()
     def forget(self):
-        self.scheduler.blocks.forget()
+        self.scheduler.blocks.reset_prefix_cache()
 
     @rule()
     def a_step_fails(self):

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 import transformers
-from support.builders import TINY, random_llama, random_model, write_gguf
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from support.builders import TINY, random_llama, random_model, write_gguf
 
 from minillm import cli
 from minillm.checkpoints import open_checkpoint
-from minillm.model.config import ModelConfig
 from minillm.engine import EngineConfig
 from minillm.info import (
     Memory,
@@ -28,10 +27,11 @@ from minillm.info import (
     tensor_groups,
 )
 from minillm.info.report import BYTES_PER_NUMBER, format_bytes, show
+from minillm.model.config import ModelConfig
 from minillm.model.kv_cache import DTYPES, KVCache
+from minillm.model.transformer import Transformer
 from minillm.ops import backend
 from minillm.trace.roofline import kv_bytes_per_token
-from minillm.model.transformer import Transformer
 
 NARROW = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "vocab_size": 320}
 

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minillm.model.batch import Batch, Chunk
 from minillm.engine.block_allocator import GIVEN_BACK
+from minillm.engine.sequence import Sequence
+from minillm.engine.step_plan import StepPlan
+from minillm.model.batch import Batch, Chunk
 from minillm.model.config import ModelConfig
 from minillm.model.kv_cache import KVCache
-from minillm.engine.step_plan import StepPlan
-from minillm.engine.sequence import Sequence
 
 CONFIG = ModelConfig("llama", 100, 16, 32, 2, 4, 2, 8, 64)
 

@@ -4,10 +4,10 @@ import re
 
 import numpy as np
 import pytest
-from support.builders import random_llama, write_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from support.builders import random_llama, write_gguf
 
 from minillm import LLM, EngineConfig, RequestError, SamplingParams
 from minillm.model import probe as probing

@@ -10,8 +10,8 @@ from support.tiny_models import CONFIGS, in_groups, random_weights
 
 from minillm.model.batch import Batch, Chunk
 from minillm.model.kv_cache import KVCache
-from minillm.ops import reference
 from minillm.model.transformer import Transformer
+from minillm.ops import reference
 
 # The reference, as it stands, on another library's arrays.
 strict = SimpleNamespace(**vars(reference))

@@ -16,8 +16,8 @@ import numpy as np
 from minillm.model.batch import Batch, Chunk
 from minillm.model.config import ModelConfig
 from minillm.model.kv_cache import KVCache
-from minillm.quantization import quantize
 from minillm.model.transformer import Transformer
+from minillm.quantization import quantize
 
 CONFIG = ModelConfig(
     architecture="llama",

@@ -4,11 +4,12 @@ import runpy
 import sys
 from types import ModuleType, SimpleNamespace
 
-from support import cuda_on_cpu
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import cuda_on_cpu
+from support.tiny_models import CONFIGS, in_groups, random_weights
 from test_ops import (
     as_bfloat16,
     assert_close,
@@ -20,15 +21,14 @@ from test_ops import (
     seeds,
     ways,
 )
-from support.tiny_models import CONFIGS, in_groups, random_weights
 
 from minillm import LLM, SamplingParams
-from minillm.model.batch import Batch, Chunk
 from minillm.errors import BackendError
+from minillm.model.batch import Batch, Chunk
 from minillm.model.kv_cache import KVCache
+from minillm.model.transformer import Transformer
 from minillm.ops import backend, gpu, reference
 from minillm.quantization import QuantizedMatrix
-from minillm.model.transformer import Transformer
 
 CHECK = cuda_on_cpu.HERE.parent / "examples" / "gpu_check.py"
 
@@ -240,7 +240,7 @@ def test_requests_are_served_from_there(ops, monkeypatch, tmp_path):
     llm = LLM(path, backend="cupy", **how)
     assert type(llm.kv_cache.keys) is type(ops.array_library().zeros(1))
     together = llm.generate([[5, 8, 1, 60, 3, 3], [7]], params)
-    llm.reset_cache()
+    llm.reset_prefix_cache()
     alone = llm.generate([[5, 8, 1, 60, 3, 3]], params)[0]
     for completion, single in zip(together[0].completions, alone.completions, strict=True):
         assert (completion.token_ids, completion.logprobs) == (single.token_ids, single.logprobs)

@@ -179,16 +179,16 @@ def test_gelu_and_geglu(ops, seed, rows, size):
 def test_squeeze(ops, seed, rows, size, cap):
     (x,) = randoms(seed, (rows, size))
     x *= 10.0 ** np.random.default_rng(seed).integers(-3, 4)
-    found = ops.squeeze(x, cap)
+    found = ops.apply_soft_cap(x, cap)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, cap * torch.tanh(torch.tensor(x).double() / cap), rtol=2e-6)
 
 
 @given(seed=seeds, rows=st.integers(1, 9), experts=st.integers(1, 12), normalize=st.booleans(), data=st.data())
-def test_choose(ops, seed, rows, experts, normalize, data):
+def test_route(ops, seed, rows, experts, normalize, data):
     count = data.draw(st.integers(1, experts))
     (scores,) = randoms(seed, (rows, experts))
-    chosen, shares = ops.choose(scores, count, normalize)
+    chosen, shares = ops.route(scores, count, normalize)
     likely, expected = torch.softmax(torch.tensor(scores).double(), -1).topk(count)
     if normalize:
         likely = likely / likely.sum(-1, keepdim=True)
@@ -217,9 +217,11 @@ def test_softmax(seed, rows, size):
     heads=st.integers(1, 4),
     half=st.integers(1, 32),
     rest=st.integers(0, 5),
-    magnitude=st.sampled_from([1.0, 1.25]),
+    attention_factor=st.sampled_from([1.0, 1.25]),
 )
-def test_rotary_embedding_is_a_multiplication_of_complex_numbers(ops, seed, tokens, heads, half, rest, magnitude):
+def test_rotary_embedding_is_a_multiplication_of_complex_numbers(
+    ops, seed, tokens, heads, half, rest, attention_factor
+):
     (whole,) = randoms(seed, (tokens, heads, 2 * half + rest))
     x = whole[..., : 2 * half]
     rng = np.random.default_rng(seed)
@@ -229,8 +231,8 @@ def test_rotary_embedding_is_a_multiplication_of_complex_numbers(ops, seed, toke
     angles = torch.tensor(positions)[:, None].float() * torch.tensor(frequencies)[None, :]
     turned = torch.complex(torch.tensor(x[..., :half]).double(), torch.tensor(x[..., half:]).double())
     turned = turned * torch.polar(torch.ones_like(angles).double(), angles.double())[:, None, :]
-    expected = magnitude * torch.cat([turned.real, turned.imag], -1)
-    found = ops.rotate(whole, *ops.rotary_angles(positions, frequencies, magnitude))
+    expected = attention_factor * torch.cat([turned.real, turned.imag], -1)
+    found = ops.rotate(whole, *ops.rotary_angles(positions, frequencies, attention_factor))
     assert_close(found[..., : 2 * half], expected)
     np.testing.assert_array_equal(found[..., 2 * half :], whole[..., 2 * half :])
 
@@ -650,8 +652,8 @@ def test_the_reference_runs_on_any_array_library(seed, lengths, kv_heads, group,
         yield reference.layer_norm(a, n, n, 1e-5)
         yield reference.swiglu(a, a)
         yield reference.geglu(a, a)
-        yield reference.squeeze(a, 2.0)
-        chosen, shares = reference.choose(a, 2, True)
+        yield reference.apply_soft_cap(a, 2.0)
+        chosen, shares = reference.route(a, 2, True)
         yield convert(chosen)
         yield shares
         yield reference.attention(convert(arguments[0]), keys, values, *arguments[3:])

@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from support.builders import TINY, gguf_name, random_llama, random_model, storage_for, write_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.builders import TINY, gguf_name, random_llama, random_model, storage_for, write_gguf
 
-from minillm.model.batch import Batch, Chunk
 from minillm.checkpoints import open_checkpoint
+from minillm.model.batch import Batch, Chunk
 from minillm.model.config import ModelConfig
 from minillm.model.kv_cache import KVCache
+from minillm.model.rope import rope_frequencies
+from minillm.model.transformer import Transformer
 from minillm.ops import backend
 from minillm.quantization import QuantizedMatrix
 from minillm.trace.roofline import layer_flops
-from minillm.model.rope import rope_frequencies
-from minillm.model.transformer import Transformer
 
 TOLERANCE = 2e-5  # of the output's scale
 VOCABULARY = 288
@@ -402,8 +402,8 @@ def test_rotary_frequencies(rope_parameters, head_dim, tmp_path_factory):
     theirs = model.model.rotary_emb
     frequencies = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
     np.testing.assert_allclose(frequencies, theirs.inv_freq.numpy(), rtol=1e-6)
-    magnitude = config.rope_scaling.magnitude if config.rope_scaling else 1.0
-    np.testing.assert_allclose(magnitude, theirs.attention_scaling, rtol=1e-12)
+    attention_factor = config.rope_scaling.attention_factor if config.rope_scaling else 1.0
+    np.testing.assert_allclose(attention_factor, theirs.attention_scaling, rtol=1e-12)
 
 
 def test_a_position_that_was_never_learned_is_refused():

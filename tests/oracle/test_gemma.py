@@ -12,9 +12,9 @@ import torch
 import transformers
 
 from minillm import LLM
-from minillm.model.batch import Batch, Chunk
 from minillm.catalog import CATALOG, cache_folder
 from minillm.catalog.fetch import has_size
+from minillm.model.batch import Batch, Chunk
 from minillm.model.kv_cache import KVCache
 
 ENTRY = CATALOG["gemma3-270m"]

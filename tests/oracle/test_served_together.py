@@ -24,6 +24,6 @@ def test_requests_in_a_pool_that_preempts_and_each_alone(default_gguf):
     assert len(found) > 10
     assert llm.kv_cache.blocks.num_held == 0
     for prompt, how, output in zip(prompts, params, together, strict=True):
-        llm.reset_cache()
+        llm.reset_prefix_cache()
         (alone,) = llm.generate(prompt, how)
         assert (alone.token_ids, alone.logprobs, alone.text) == (output.token_ids, output.logprobs, output.text)

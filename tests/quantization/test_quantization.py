@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.builders import ONLY_READ, random_llama, write_gguf, write_hf_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.builders import ONLY_READ, random_llama, write_gguf, write_hf_folder
 
 from minillm import LLM, CheckpointError, SamplingParams
 from minillm.checkpoints import open_checkpoint

@@ -23,8 +23,8 @@ TINY = {
 GEMMA = {"post_norms": True, "activation": "gelu", "embedding_scale": math.sqrt(24), "query_scale": 0.3}
 WINDOW = {"sliding_window": 5, "window_layers": (0,)}
 EXPERTS = {"num_experts": 5, "experts_per_token": 2}
-YARN = RopeScaling("yarn", 4.0, original_context_length=16, magnitude=1.2)
-PER_PAIR = RopeScaling("per_frequency", 1.0, factors=(1.0, 2.5), magnitude=1.1)
+YARN = RopeScaling("yarn", 4.0, original_context_length=16, attention_factor=1.2)
+PER_PAIR = RopeScaling("per_frequency", 1.0, factors=(1.0, 2.5), attention_factor=1.1)
 DIFFERENCES = {
     "llama": {"rope_scaling": YARN},
     "mistral": WINDOW,

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minillm import TraceError
-from minillm.trace.roofline import ModelCosts
 from minillm.trace import (
     STAGES,
     Admission,
@@ -29,6 +28,7 @@ from minillm.trace import (
     run_metrics,
     to_json,
 )
+from minillm.trace.roofline import ModelCosts
 
 N = 8  # blocks
 TWO = [RunningSequence("a", 0, 3, 3, [0, 1]), RunningSequence("b", 0, 2, 2, [1])]  # who share a block

@@ -13,18 +13,18 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from support.builders import random_llama, write_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from playwright.sync_api import expect, sync_playwright
+from support.builders import random_llama, write_gguf
 from test_console import runs, served, spoken
 from test_trace import traces
 
 from minillm import cli
 from minillm.engine import EngineConfig
-from minillm.trace.roofline import ModelCosts, Roofline, step_work
 from minillm.engine.sequence import Sequence
 from minillm.trace import GIVEN_BACK, Finish, Trace, held, request_metrics, sequence_name, to_json
+from minillm.trace.roofline import ModelCosts, Roofline, step_work
 from minillm.view import Timeline
 from minillm.view.browser import page, write_page
 from minillm.view.page.data import STATES, data

@@ -16,19 +16,19 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from support.builders import random_llama, uncompiled, write_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
+from support.builders import random_llama, uncompiled, write_gguf
 from test_trace import traces
 
-from minillm.engine.block_allocator import BlockAllocator
 from minillm.engine import EngineConfig
+from minillm.engine.block_allocator import BlockAllocator
 from minillm.engine.recording import record_of
-from minillm.engine.step_plan import Sampled
 from minillm.engine.scheduler import POLICIES
 from minillm.engine.sequence import Sequence
+from minillm.engine.step_plan import Sampled
 from minillm.trace import STAGES, Arrival, Finish, RunFacts, SampledToken, Trace, sequence_name
 from minillm.view import Cell, ConsoleView, State, Timeline, plain_line
 from minillm.view.frame import LABEL, TILE, frame

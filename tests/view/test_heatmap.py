@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.builders import random_llama, write_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
+from support.builders import random_llama, write_gguf
 
 from minillm import MinillmError
 from minillm.view import HeatMap, heat_page

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from minillm.view import plots
-from minillm.trace.roofline import Roofline
 from minillm.trace import RunMetrics
+from minillm.trace.roofline import Roofline
+from minillm.view import plots
 
 positive = st.floats(1e-3, 1e6)
 names = st.sampled_from(["static", "continuous", "chunked", "minillm", "llama.cpp"])

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from minillm import LLM, EngineConfig, __version__
-from minillm.model.batch import Batch, Chunk
 from minillm.engine import Engine as ServingEngine
-from minillm.model.kv_cache import KVCache
 from minillm.llm import PREFILL_CHUNK
+from minillm.model.batch import Batch, Chunk
+from minillm.model.kv_cache import KVCache
 from minillm.ops import backend
 from minillm.trace import run_metrics
 

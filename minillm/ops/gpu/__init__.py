@@ -28,11 +28,12 @@ thread by thread, against the reference. `examples/gpu_check.py` is the check th
 
 from minillm.ops.gpu.attention import attention, write_kv
 from minillm.ops.gpu.device import array_library, as_indices, as_vector, set_num_threads, to_numpy
-from minillm.ops.gpu.norms import choose, layer_norm, rms_norm
+from minillm.ops.gpu.norms import layer_norm, rms_norm, route
 from minillm.ops.gpu.packing import as_matrices, as_matrix, num_bytes
 from minillm.ops.gpu.products import embed, linear
 from minillm.ops.reference import (
     announcing_compilation,
+    apply_soft_cap,
     attention_scores,
     check_threads,
     fuse,
@@ -41,12 +42,12 @@ from minillm.ops.reference import (
     rotary_angles,
     rotate,
     softmax,
-    squeeze,
     swiglu,
 )
 
 __all__ = [
     "announcing_compilation",
+    "apply_soft_cap",
     "array_library",
     "as_indices",
     "as_matrices",
@@ -55,7 +56,6 @@ __all__ = [
     "attention",
     "attention_scores",
     "check_threads",
-    "choose",
     "embed",
     "fuse",
     "geglu",
@@ -66,9 +66,9 @@ __all__ = [
     "rms_norm",
     "rotary_angles",
     "rotate",
+    "route",
     "set_num_threads",
     "softmax",
-    "squeeze",
     "swiglu",
     "to_numpy",
     "write_kv",

@@ -33,10 +33,10 @@ def _norm(name: str, x: Array, *how: Any) -> Array:
     return normed
 
 
-def choose(scores: Array, count: int, normalize: bool) -> tuple[np.ndarray, Array]:
+def route(scores: Array, count: int, normalize: bool) -> tuple[np.ndarray, Array]:
     """A router's choice for every token; see `reference`.
 
     The CPU must know it before it can start the experts' products, so it makes it: a few numbers a token.
     """
-    chosen, shares = reference.choose(device.to_numpy(scores), count, normalize)
-    return chosen, namespace(scores).asarray(shares)
+    chosen, routing_weights = reference.route(device.to_numpy(scores), count, normalize)
+    return chosen, namespace(scores).asarray(routing_weights)

@@ -23,14 +23,25 @@ works them out again, from the same queries and keys.
 from minillm.ops.jit.attention import attention, write_kv
 from minillm.ops.jit.compiling import announcing_compilation, check_threads, set_num_threads
 from minillm.ops.jit.layers import fuse
-from minillm.ops.jit.pointwise import embed, geglu, gelu, layer_norm, rms_norm, rotary_angles, rotate, squeeze, swiglu
+from minillm.ops.jit.pointwise import (
+    apply_soft_cap,
+    embed,
+    geglu,
+    gelu,
+    layer_norm,
+    rms_norm,
+    rotary_angles,
+    rotate,
+    swiglu,
+)
 from minillm.ops.jit.products import linear
-from minillm.ops.jit.routing import choose
+from minillm.ops.jit.routing import route
 from minillm.ops.jit.tiles import as_matrices, as_matrix, as_vector, dequantize, num_bytes, to_numpy
 from minillm.ops.reference import array_library, as_indices, attention_scores, softmax
 
 __all__ = [
     "announcing_compilation",
+    "apply_soft_cap",
     "array_library",
     "as_indices",
     "as_matrices",
@@ -39,7 +50,6 @@ __all__ = [
     "attention",
     "attention_scores",
     "check_threads",
-    "choose",
     "dequantize",
     "embed",
     "fuse",
@@ -51,9 +61,9 @@ __all__ = [
     "rms_norm",
     "rotary_angles",
     "rotate",
+    "route",
     "set_num_threads",
     "softmax",
-    "squeeze",
     "swiglu",
     "to_numpy",
     "write_kv",

@@ -22,11 +22,11 @@ import numpy as np
 from numba import prange
 
 from minillm.ops.jit.compiling import compiled, compiled_parallel, inlined
-from minillm.ops.jit.weight_formats import LANES
 from minillm.ops.jit.float16 import narrow, stored, widen
+from minillm.ops.jit.microkernel import ROWS, aligned, multiply_add, whole_rows
 from minillm.ops.jit.pointwise import exp, largest_of_lanes, squeezed, sum_of_lanes
 from minillm.ops.jit.prefetching import prefetch
-from minillm.ops.jit.microkernel import ROWS, aligned, multiply_add, whole_rows
+from minillm.ops.jit.weight_formats import LANES
 
 SPLIT = 256  # keys that one thread takes; a multiple of LANES
 QUERIES = 8  # tokens of a sequence that use a block's keys before the next is read

@@ -20,11 +20,11 @@ from numba.extending import overload
 
 from minillm.ops.jit.attention import NO_WINDOW, attend, keep_kv, scoring
 from minillm.ops.jit.compiling import compiled
-from minillm.ops.jit.weight_formats import LANES
 from minillm.ops.jit.float16 import stored
 from minillm.ops.jit.pointwise import GELU, SILU, gated_joined, rms_norm, rotate
 from minillm.ops.jit.products import NO_BIAS, add_bias, multiply
 from minillm.ops.jit.tiles import TiledMatrix, joined, whole
+from minillm.ops.jit.weight_formats import LANES
 
 
 def fuse(layers: Sequence[Any], config: Any) -> Callable | None:

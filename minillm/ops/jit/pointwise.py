@@ -8,8 +8,8 @@ import numpy as np
 from numba import prange
 
 from minillm.ops.jit.compiling import compiled, compiled_parallel, inlined
-from minillm.ops.jit.weight_formats import LANES, weight
 from minillm.ops.jit.scales import group_of, minimum, scale
+from minillm.ops.jit.weight_formats import LANES, weight
 
 EXP_LANES = 64  # numbers `exp` is taken of at once: a loop of fixed length becomes SIMD without a remainder
 
@@ -65,7 +65,7 @@ def squeezed(x, cap):
 
 
 @compiled
-def squeeze(x, cap):
+def apply_soft_cap(x, cap):
     """Every number of [T, V] squeezed between -cap and cap: cap * tanh(x / cap)."""
     numbers = np.empty_like(x)
     cap = np.float32(cap)
@@ -164,15 +164,15 @@ def _sum_of_row(x, row, mean, lanes, squared):
 
 
 @compiled
-def rotary_angles(positions, frequencies, magnitude=1.0):
-    """Cosines and sines [T, K/2], times `magnitude`, of the angles `position * frequency` to turn by."""
+def rotary_angles(positions, frequencies, attention_factor=1.0):
+    """Cosines and sines [T, K/2], times `attention_factor`, of the angles `position * frequency` to turn by."""
     cosines = np.empty((len(positions), len(frequencies)), np.float32)
     sines = np.empty_like(cosines)
     for t in range(len(positions)):
         for i in range(len(frequencies)):
             angle = np.float32(positions[t]) * frequencies[i]
-            cosines[t, i] = np.float32(math.cos(angle)) * np.float32(magnitude)
-            sines[t, i] = np.float32(math.sin(angle)) * np.float32(magnitude)
+            cosines[t, i] = np.float32(math.cos(angle)) * np.float32(attention_factor)
+            sines[t, i] = np.float32(math.sin(angle)) * np.float32(attention_factor)
     return cosines, sines
 
 

@@ -14,11 +14,11 @@ from numba import prange
 
 from minillm.ops import reference
 from minillm.ops.jit.compiling import compiled, compiled_parallel, inlined
-from minillm.ops.jit.weight_formats import LANES, weight
-from minillm.ops.jit.prefetching import AHEAD, prefetch
 from minillm.ops.jit.microkernel import ROWS, U1, U2, U3, aligned, multiply_add, whole_rows
+from minillm.ops.jit.prefetching import AHEAD, prefetch
 from minillm.ops.jit.scales import group_of, minimum, scale
 from minillm.ops.jit.tiles import TiledMatrix, dequantize
+from minillm.ops.jit.weight_formats import LANES, weight
 
 # With the compiler off, a product with more weights than this is handed to NumPy: as a Python loop, one token of the
 # default model would take minutes. Smaller products stay steppable.

@@ -9,10 +9,10 @@ from minillm.ops.jit.pointwise import exp
 
 
 @compiled
-def choose(scores, count, normalize):
-    """The `count` likeliest of E experts for every token of [T, E], and their shares; see `reference`."""
+def route(scores, count, normalize):
+    """The `count` likeliest of E experts for every token of [T, E], and their routing_weights; see `reference`."""
     tokens, experts = scores.shape
-    chosen, shares = np.empty((tokens, count), np.int64), np.empty((tokens, count), np.float32)
+    chosen, routing_weights = np.empty((tokens, count), np.int64), np.empty((tokens, count), np.float32)
     likely = np.empty(experts, np.float32)
     for t in range(tokens):
         largest, total = scores[t].max(), np.float32(0)
@@ -22,9 +22,9 @@ def choose(scores, count, normalize):
         taken = np.float32(0)
         for rank in range(count):
             best = np.argmax(likely)
-            chosen[t, rank], shares[t, rank] = best, likely[best]
+            chosen[t, rank], routing_weights[t, rank] = best, likely[best]
             taken += likely[best]
             likely[best] = -1
         for rank in range(count):
-            shares[t, rank] /= taken if normalize else total
-    return chosen, shares
+            routing_weights[t, rank] /= taken if normalize else total
+    return chosen, routing_weights

@@ -18,9 +18,9 @@ import numpy as np
 from numba import prange
 
 from minillm.ops.jit.compiling import compiled_parallel
-from minillm.ops.jit.weight_formats import LANES, bits_kept, form_of, pack, weight
 from minillm.ops.jit.float16 import as_halves
 from minillm.ops.jit.scales import widened
+from minillm.ops.jit.weight_formats import LANES, bits_kept, form_of, pack, weight
 from minillm.quantization import QuantizedMatrix
 
 ARRAYS = 4  # how many of a TiledMatrix's fields are arrays, the first of them

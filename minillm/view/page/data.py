@@ -16,7 +16,6 @@ from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
-from minillm.trace.roofline import Roofline
 from minillm.trace import (
     DECODE,
     PREFILL,
@@ -28,6 +27,7 @@ from minillm.trace import (
     request_metrics,
     run_metrics,
 )
+from minillm.trace.roofline import Roofline
 from minillm.view.look import COLOURS, OWNERS
 from minillm.view.page.estimate import estimates
 from minillm.view.page.steps import StepWriter

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import inf, isfinite
 from typing import Any
 
-from minillm.trace.roofline import Roofline, Work, step_work
 from minillm.trace import StepRecord, Trace
+from minillm.trace.roofline import Roofline, Work, step_work
 
 
 def estimates(trace: Trace, roofline: Roofline | None) -> dict[str, Any]:
