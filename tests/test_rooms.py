@@ -1,4 +1,4 @@
-"""Who may import whom: DESIGN's rooms, held by reading every import statement."""
+"""Import rules between the packages of minillm, checked by reading every import statement."""
 
 import ast
 import sys
@@ -12,71 +12,121 @@ MODULES = {
     for path in PACKAGE.rglob("*.py")
 }
 
-# What each room may use of the others. Everybody may use `errors`. A room that is not here may use no other.
-MAY_USE = {
-    "config": set(),
-    "quantization": set(),
-    "roofline": {"config"},
-    "rope": {"config"},
-    "weights": {"config"},
-    "ops": {"quantization"},
-    "short": {"blocks"},
-    "probe": set(),
-    "batch": {"blocks", "plan", "short"},
-    "prefix_index": set(),
-    "blocks": {"prefix_index"},
-    "sequence": {"blocks", "prefix_index"},
-    "waiting": {"sequence"},
-    "plan": {"sequence", "short"},
-    "scheduler": {"blocks", "checks", "plan", "sequence", "waiting"},
+# Every module may import these. They import none of the other modules.
+UTILITIES = {"errors", "checks", "reprs"}
+# These packages have one row per module below. Every other package has one row for all its modules.
+LISTED_BY_MODULE = {"engine", "model", "trace"}
+INTEGER_HALF = {
+    "engine.block_allocator",
+    "engine.block_table",
+    "engine.prefix_index",
+    "engine.scheduler",
+    "engine.sequence",
+    "engine.step_plan",
+    "engine.waiting_queue",
+}
+TRACE = {"trace", "trace.file", "trace.metrics", "trace.records", "trace.roofline"}
+# What each room may import, beside UTILITIES and itself. A package's name here stands for its `__init__`.
+MAY_IMPORT = {
+    "errors": set(),
     "checks": set(),
-    "sampling": {"checks"},
-    "stopping": set(),
-    "kv_cache": {"blocks", "config"},
-    "transformer": {"ops", "batch", "kv_cache", "config", "probe", "rope", "weights"},
-    "tokenizer": set(),
-    "checkpoints": {"config", "quantization", "rope", "tokenizer"},
-    "catalog": set(),
-    "trace": {"blocks", "roofline", "short"},
-    "outputs": {"sampling", "trace"},
-    "engine": {
-        "batch",
-        "blocks",
-        "checks",
-        "kv_cache",
-        "plan",
-        "probe",
-        "roofline",
-        "sampling",
-        "scheduler",
-        "sequence",
-        "stopping",
-        "tokenizer",
-        "trace",
-        "transformer",
+    "reprs": set(),
+    # The numbers: no requests, no scheduler.
+    "quantization": set(),
+    "ops": {"quantization"},
+    "model": set(),
+    "model.config": set(),
+    "model.rope": {"model.config"},
+    "model.weights": {"model.config"},
+    "model.probe": set(),
+    "model.batch": set(),
+    "model.kv_cache": {"model.config"},
+    "model.transformer": {
+        "model.batch",
+        "model.config",
+        "model.kv_cache",
+        "model.probe",
+        "model.rope",
+        "model.weights",
+        "ops",
     },
+    # Files and text.
+    "tokenizer": set(),
+    "checkpoints": {"model.config", "model.rope", "quantization", "tokenizer"},
+    "catalog": set(),
+    # Plain records of a run, and what is computed from them.
+    "trace.roofline": {"model.config"},
+    "trace.records": {"trace.roofline"},
+    "trace.file": {"engine.block_table", "trace.records"},
+    "trace.metrics": {"trace.file", "trace.records"},
+    "trace": {"engine.block_table", "trace.file", "trace.metrics", "trace.records"},
+    # The integer half of the engine: no arrays, no model, no clock.
+    "engine.block_table": set(),
+    "engine.prefix_index": set(),
+    "engine.block_allocator": {"engine.block_table", "engine.prefix_index"},
+    "engine.sequence": {"engine.block_table", "engine.prefix_index"},
+    "engine.step_plan": {"engine.block_table", "engine.sequence", "trace.records"},
+    "engine.waiting_queue": {"engine.sequence"},
+    "engine.scheduler": {
+        "engine.block_allocator",
+        "engine.block_table",
+        "engine.sequence",
+        "engine.step_plan",
+        "engine.waiting_queue",
+        "trace.records",
+    },
+    # The rest of the engine joins the two halves.
+    "engine.sampling": set(),
+    "engine.stopping": set(),
+    "engine.interrupts": set(),
+    "engine.detokenizing": {"engine.sampling", "engine.stopping", "tokenizer"},
+    "engine.recording": {"engine.sampling", "engine.scheduler", "engine.sequence", "engine.step_plan", *TRACE},
+    "engine.config": {"engine.block_allocator", "engine.scheduler"},
+    "engine.engine": {
+        "engine.block_allocator",
+        "engine.block_table",
+        "engine.detokenizing",
+        "engine.interrupts",
+        "engine.recording",
+        "engine.sampling",
+        "engine.scheduler",
+        "engine.sequence",
+        "engine.step_plan",
+        "model.batch",
+        "model.kv_cache",
+        "model.probe",
+        "model.transformer",
+        "tokenizer",
+        *TRACE,
+    },
+    "engine": {"engine.config", "engine.engine"},
+    # What people look at.
+    "view": TRACE,
+    "outputs": {"engine.sampling", *TRACE},
     "info": {
-        "blocks",
         "catalog",
         "checkpoints",
-        "config",
         "engine",
-        "kv_cache",
+        "engine.block_allocator",
+        "engine.block_table",
+        "model.config",
+        "model.kv_cache",
         "ops",
         "quantization",
-        "roofline",
         "tokenizer",
+        *TRACE,
     },
-    "view": {"roofline", "trace"},
-    "plots": {"roofline", "trace"},
 }
-# These stand on top and may use whatever they need, but not each other's betters.
-FRONT = {"llm": {"cli", "bench"}, "bench": {"cli"}, "cli": set(), "": {"cli", "bench"}}  # room -> what it may not use
-INTEGERS_ONLY = {"sequence", "blocks", "prefix_index", "waiting", "plan", "scheduler", "short"}
-ARRAY_LIBRARIES = {"numpy", "numba", "torch", "cupy"}
-CORE = {"numpy", "numba", "tokenizers", "rich", "jinja2", "huggingface_hub"}
-# What an extra brings, and the one module that may use it. The engines are run, each in a process of its own, and never
-# imported; the plots import only when they draw, the GPU's backend when it is asked for.
+# The front door may import anything except these.
+MAY_NOT_IMPORT = {
+    "llm": {"bench", "cli", "info", "view"},
+    "bench": {"cli"},
+    "cli": set(),
+    "": {"bench", "cli", "info", "view"},
+}
+CORE_DEPENDENCIES = {"numpy", "numba", "tokenizers", "rich", "jinja2", "huggingface_hub"}
+# Libraries that only an extra installs, and the one module that imports each. Peers run in processes of their own, and
+# no module imports theirs. Plots import Matplotlib when they draw, the GPU backend CuPy when it is chosen.
 EXTRAS = {
     "minillm.bench.engines.llama_cpp": {"llama_cpp"},
     "minillm.bench.engines.transformers": {"torch", "transformers"},
@@ -84,47 +134,89 @@ EXTRAS = {
     "minillm.view.plots": {"matplotlib"},
     "minillm.ops.gpu.device": {"cupy"},
 }
-COMES_WITH_NUMBA = {f"minillm.ops.jit.{room}": {"llvmlite"} for room in ("forms", "prefetching")}
+COMES_WITH_NUMBA = {f"minillm.ops.jit.{module}": {"llvmlite"} for module in ("prefetching", "weight_formats")}
+CLOCKS = {"time", "datetime"}
 
 
 def room_of(module):
-    return module.split(".")[1] if "." in module else ""
+    """The key of a module in the tables, such as `engine.sequence`, or `ops` for minillm.ops.jit.tiles."""
+    package, _, rest = module.removeprefix("minillm").removeprefix(".").partition(".")
+    return f"{package}.{rest}" if rest and package in LISTED_BY_MODULE else package
 
 
-def imports(path):
-    """Full names of all modules a file imports, wherever in it they stand, under TYPE_CHECKING too."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+def imports(module):
+    """Full names of all modules that a module imports, inside functions and under TYPE_CHECKING too."""
+    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: imports are written in full here"
+            assert node.level == 0, f"{module}: relative import on line {node.lineno}"
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
                 yield full if full in MODULES else node.module
 
 
+def internal_imports(module):
+    return {name for name in imports(module) if name.split(".")[0] == "minillm"}
+
+
+def external_imports(module):
+    return {name.split(".")[0] for name in imports(module)} - sys.stdlib_module_names - {"minillm"}
+
+
+def everything_imported(module):
+    """The module and all modules of minillm that it imports, directly or through others."""
+    reached, pending = set(), [module]
+    while pending:
+        current = pending.pop()
+        if current not in reached:
+            reached.add(current)
+            pending += internal_imports(current)
+    return reached
+
+
 @pytest.mark.parametrize("module", sorted(MODULES))
-def test_a_room_uses_only_rooms_below_it(module):
+def test_a_module_imports_only_what_its_room_may_import(module):
     room = room_of(module)
-    used = {room_of(name) for name in imports(MODULES[module]) if name.split(".")[0] == "minillm"} - {room, "errors"}
-    if room in FRONT:
-        assert not used & FRONT[room]
+    imported = {room_of(name) for name in internal_imports(module)} - {room} - UTILITIES
+    if room in MAY_NOT_IMPORT:
+        assert not {name.partition(".")[0] for name in imported} & MAY_NOT_IMPORT[room]
     else:
-        assert used <= MAY_USE.get(room, set())
+        assert room in MAY_IMPORT, f"add a row for {room!r} to MAY_IMPORT"
+        assert imported <= MAY_IMPORT[room]
+
+
+def test_the_tables_name_only_rooms_that_exist():
+    rooms = {room_of(module) for module in MODULES}
+    assert set(MAY_IMPORT) | set(MAY_NOT_IMPORT) == rooms
+    assert set().union(*MAY_IMPORT.values(), UTILITIES, INTEGER_HALF) <= rooms
+    assert {*EXTRAS, *COMES_WITH_NUMBA} <= set(MODULES)
+
+
+def test_utilities_import_no_other_room():
+    for utility in UTILITIES:
+        assert {room_of(name) for name in internal_imports(f"minillm.{utility}")} <= {"errors"}
+
+
+@pytest.mark.parametrize("room", sorted(INTEGER_HALF))
+def test_the_integer_half_needs_no_arrays_no_model_and_no_clock(room):
+    """Nor does any module that it imports, so that the scheduler can be tested and simulated on its own."""
+    for module in everything_imported(f"minillm.{room}"):
+        assert not external_imports(module), module
+        assert not CLOCKS & set(imports(module)), module
+    assert not {name for name in internal_imports(f"minillm.{room}") if room_of(name).startswith("model")}
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_only_core_dependencies_are_imported(module):
-    outside = {name.split(".")[0] for name in imports(MODULES[module])} - sys.stdlib_module_names - {"minillm"}
-    assert outside <= CORE | EXTRAS.get(module, set()) | COMES_WITH_NUMBA.get(module, set())
-    if room_of(module) in INTEGERS_ONLY:
-        assert not outside
-        assert "time" not in set(imports(MODULES[module]))
+    assert external_imports(module) <= CORE_DEPENDENCIES | EXTRAS.get(module, set()) | COMES_WITH_NUMBA.get(
+        module, set()
+    )
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_extras_are_imported_only_when_needed(module):
-    assert not [name for name in imports(MODULES[module]) if name.startswith("minillm.bench.engines.")]
+    assert not [name for name in imports(module) if name.startswith("minillm.bench.engines.")]
     if module in EXTRAS and ".engines." not in module:
         tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
         at_the_top = [ast.unparse(node) for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
@@ -133,7 +225,7 @@ def test_extras_are_imported_only_when_needed(module):
 
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_no_module_keeps_state(module):
-    """No `global`, and no empty list, dict or set at the top of a module waiting to be filled."""
+    """No `global` statement, and no empty list, dict or set at the top of a module for functions to fill."""
     tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
     assert not [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Global)]
     for node in tree.body:
