@@ -1,4 +1,4 @@
-"""Pages that people read: their links lead somewhere, and what they quote is there."""
+"""Pages that people read: every link has a target, and every quoted line exists."""
 
 import importlib.util
 import re
@@ -15,7 +15,7 @@ PAGES = sorted(
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page):
+def test_every_link_has_a_target(page):
     links = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
     for link in links:
         if not re.match(r"https?:|#", link):
@@ -29,9 +29,8 @@ def test_the_table_of_models_links_to_the_lines_it_quotes():
     page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
     assert len(relink.LINK.findall(page)) > 30
     assert relink.relinked(page, ROOT / "docs") == page, "run python docs/relink.py"
-    assert set(re.findall(r"\| `(\w+)` \| ", page.partition("| --- |")[2])) == set(
-        LAYOUTS
-    )  # and every architecture has a row
+    architectures = set(re.findall(r"\| `(\w+)` \| ", page.partition("| --- |")[2]))
+    assert architectures == set(LAYOUTS)  # one row per architecture
 
 
 def test_the_readme_has_both_commands():
@@ -40,6 +39,7 @@ def test_the_readme_has_both_commands():
         assert re.search(rf"<!-- {name} -->\n```bash\n(.+\n)+?```", text)
 
 
-def test_the_linter_version_that_ci_installs_is_the_one_pinned_for_tests():
-    pinned = re.findall(r'"(ruff==[0-9.]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+@pytest.mark.parametrize("tool", ["ruff", "mypy"])
+def test_the_test_extra_pins_one_version_of_each_tool_that_ci_runs(tool):
+    pinned = re.findall(rf'"({tool}==[0-9.]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert len(pinned) == 1  # .ci/run reads it with the same pattern
