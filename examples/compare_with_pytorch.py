@@ -1,15 +1,15 @@
-"""How far is every intermediate result from PyTorch's? Layer by layer, on the same weights.
+"""Compare every intermediate result with PyTorch's, layer by layer, on the same weights.
 
     python examples/compare_with_pytorch.py
     python examples/compare_with_pytorch.py --backend numpy --prompt "def fibonacci(n):"
 
-Both run in float32 and add up in different orders, so their last bits differ; each number printed is the largest
-difference of an intermediate, as a share of its largest value. Needs the extra `test` (PyTorch, transformers).
+Both models compute in float32 but add in different orders, so their last bits differ. Each printed number is the
+largest difference between two arrays, divided by the largest value of PyTorch's array. The script needs PyTorch and
+transformers, which the extra `test` installs.
 """
 
 import argparse
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +22,9 @@ from transformers.models.llama.modeling_llama import eager_attention_forward
 from minillm import LLM, catalog, cli
 from minillm.model.probe import difference
 
-Record = Callable[[str, torch.Tensor], None]
-
-# What one layer's results are called by `Transformer.forward`'s probe, in the order they are computed.
-IN_A_LAYER = [
+# Names that the probe of `Transformer.forward` gives to one layer's results, in the order they are computed. The empty
+# name is the layer's output.
+LAYER_RESULTS = [
     "attention_norm",
     "attention.q",
     "attention.k",
@@ -41,16 +40,24 @@ IN_A_LAYER = [
 
 
 def their_intermediates(model: transformers.LlamaForCausalLM, token_ids: list[int]) -> dict[str, np.ndarray]:
-    """What `LLM.probe` shows, from transformers: caught by hooks on its modules and by an attention of our own."""
-    seen, hooks = {}, []
+    """Return the arrays that `LLM.probe` returns, computed by transformers.
+
+    Hooks record the output of each module. Queries, keys, values and weights come from a wrapper around the attention
+    function of transformers.
+    """
+    intermediates: dict[str, np.ndarray] = {}
+    hooks = []
 
     def record(name: str, value: torch.Tensor) -> None:
-        seen[name] = value.detach()[0].numpy().copy()
+        intermediates[name] = value.detach()[0].numpy().copy()
 
-    def hear(module: torch.nn.Module, name: str, take: Callable = lambda inputs, output: output) -> None:
-        hooks.append(module.register_forward_hook(lambda module, inputs, output: record(name, take(inputs, output))))
+    def record_output(module: torch.nn.Module, name: str) -> None:
+        hooks.append(module.register_forward_hook(lambda module, inputs, output: record(name, output)))
 
-    def attention(module, query, key, value, *args, **kwargs):
+    def record_input(module: torch.nn.Module, name: str) -> None:
+        hooks.append(module.register_forward_hook(lambda module, inputs, output: record(name, inputs[0])))
+
+    def recorded_attention(module, query, key, value, *args, **kwargs):
         name = f"layers.{module.layer_idx}.attention"
         gathered, weights = eager_attention_forward(module, query, key, value, *args, **kwargs)
         for part, tensor in (("q", query), ("k", key), ("v", value), ("weights", weights)):
@@ -58,56 +65,56 @@ def their_intermediates(model: transformers.LlamaForCausalLM, token_ids: list[in
         record(f"{name}.gathered", gathered)
         return gathered, weights
 
-    transformers.AttentionInterface.register("recorded", attention)
+    transformers.AttentionInterface.register("recorded", recorded_attention)
     transformers.AttentionMaskInterface.register("recorded", transformers.masking_utils.eager_mask)
     implementation = model.config._attn_implementation
     model.set_attn_implementation("recorded")
-    hear(model.model.embed_tokens, "embedding")
+    record_output(model.model.embed_tokens, "embedding")
     for index, layer in enumerate(model.model.layers):
         name = f"layers.{index}"
-        hear(layer.input_layernorm, f"{name}.attention_norm")
-        hear(layer.self_attn.o_proj, f"{name}.attention.output")
-        hear(layer.post_attention_layernorm, f"{name}.mlp_norm")
-        hear(layer.mlp.down_proj, f"{name}.mlp.gated", lambda inputs, output: inputs[0])
-        hear(layer.mlp, f"{name}.mlp.output")
-        hear(layer, name)
-    hear(model.model.norm, "final_norm")
-    hear(model.lm_head, "logits")
+        record_output(layer.input_layernorm, f"{name}.attention_norm")
+        record_output(layer.self_attn.o_proj, f"{name}.attention.output")
+        record_output(layer.post_attention_layernorm, f"{name}.mlp_norm")
+        record_input(layer.mlp.down_proj, f"{name}.mlp.gated")
+        record_output(layer.mlp, f"{name}.mlp.output")
+        record_output(layer, name)
+    record_output(model.model.norm, "final_norm")
+    record_output(model.lm_head, "logits")
     with torch.no_grad():
         model(torch.tensor([token_ids]))
     for hook in hooks:
         hook.remove()
     model.set_attn_implementation(implementation)
-    return seen
+    return intermediates
 
 
 def load_transformers(path: Path) -> transformers.LlamaForCausalLM:
-    """transformers' model of the same file or folder, its weights widened to float32."""
-    where = {"gguf_file": path.name} if path.is_file() else {}
+    """Load the same file or folder with transformers, its weights widened to float32."""
+    gguf_file = path.name if path.is_file() else None
     folder = path.parent if path.is_file() else path
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, **where, dtype=torch.float32).eval()
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=gguf_file, dtype=torch.float32).eval()
 
 
 def compare(llm: LLM, model: transformers.LlamaForCausalLM, token_ids: list[int]) -> dict[str, float]:
-    """For every intermediate: the largest difference as a share of the largest value."""
+    """Return, for every intermediate, the largest difference divided by the largest value."""
     ours, theirs = llm.probe(token_ids), their_intermediates(model, token_ids)
     return {name: difference(ours[name], theirs[name].reshape(ours[name].shape)) for name in theirs}
 
 
-def table(differences: dict[str, float]) -> Table:
-    """A row a layer, a column an intermediate."""
-    shown = Table(title="largest difference / largest value")
-    for column in ["layer", *IN_A_LAYER[:-1], "layer's output"]:
-        shown.add_column(column.removeprefix("attention."), justify="right")
+def difference_table(differences: dict[str, float]) -> Table:
+    """Return a table with one row per layer and one column per intermediate."""
+    table = Table(title="largest difference / largest value")
+    for column in ["layer", *LAYER_RESULTS[:-1], "layer's output"]:
+        table.add_column(column.removeprefix("attention."), justify="right")
     layers = sorted({int(name.split(".")[1]) for name in differences if name.startswith("layers.")})
     for index in layers:
-        names = [f"layers.{index}.{part}".removesuffix(".") for part in IN_A_LAYER]
-        shown.add_row(str(index), *(f"{differences[name]:.1e}" for name in names))
-    return shown
+        names = [f"layers.{index}.{part}".removesuffix(".") for part in LAYER_RESULTS]
+        table.add_row(str(index), *(f"{differences[name]:.1e}" for name in names))
+    return table
 
 
 def main() -> None:
-    """Load the model twice, run both, print the table."""
+    """Load the model with both libraries, run both and print the differences."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompt", default="The quick brown fox jumps over the lazy dog, and then")
     cli.add_model_options(parser)
@@ -118,11 +125,11 @@ def main() -> None:
     differences = compare(llm, load_transformers(path), llm.encode(options.prompt))
 
     console = Console(width=None if sys.stdout.isatty() else 150)
-    console.print(table(differences))
+    console.print(difference_table(differences))
     for name in ("embedding", "final_norm", "logits"):
         console.print(f"{name:>10}  {differences[name]:.1e}")
-    worst = max(differences, key=differences.get)
-    console.print(f"largest of all {len(differences)}: {differences[worst]:.1e}, at {worst}")
+    worst = max(differences, key=lambda name: differences[name])
+    console.print(f"largest of {len(differences)} differences: {differences[worst]:.1e}, at {worst}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Generate text, and see what it took.
+"""Generate text from a prompt, and print how long it took.
 
     python examples/generate.py "Why is the sky blue?"
     python examples/generate.py --raw "Once upon a time" --temperature 0.8 --seed 1
     python examples/generate.py --trace run.jsonl       # then: minillm trace run.jsonl --open
 
-A good place for a breakpoint is any line of `Engine.step`, or of `Transformer.forward`. To step into the
-arithmetic too, add `--backend numpy`, or set NUMBA_DISABLE_JIT=1 to step through the kernels themselves.
+To follow a token through the code, set a breakpoint in `Engine.step` or `Transformer.forward`. Add `--backend numpy` to
+step into the arithmetic as well. Set NUMBA_DISABLE_JIT=1 to step through the kernels themselves.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from minillm import cli
 
 
 def main() -> None:
-    """Read the options, load the model, stream the answer, say what it took."""
+    """Read the options, load the model, stream the answer and print its metrics."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     cli.add_prompt_options(parser)
     cli.add_model_options(parser)

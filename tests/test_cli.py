@@ -211,11 +211,11 @@ def test_compare_with_pytorch_finds_every_intermediate_close(model, model_file, 
     torch.testing.assert_close(ours.get_parameter("lm_head.weight"), model.get_parameter("lm_head.weight"))
     llm = LLM(model_file, backend=backend)
     differences = compare.compare(llm, ours, llm.encode("hello, hello!"))
-    assert len(differences) == 1 + 2 * len(compare.IN_A_LAYER) + 2
+    assert len(differences) == 1 + 2 * len(compare.LAYER_RESULTS) + 2
     assert max(differences.values()) <= 2e-5
     assert min(differences.values()) >= 0
     scores = {
         f"layers.{index}.attention.scores" for index in range(llm.config.num_layers)
     }  # which PyTorch keeps nowhere
     assert set(llm.probe([1, 2])) == set(differences) | scores
-    assert compare.table(differences).row_count == 2
+    assert compare.difference_table(differences).row_count == 2
