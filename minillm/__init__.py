@@ -20,7 +20,7 @@ from minillm.errors import (
 from minillm.llm import LLM
 from minillm.outputs import CompletionOutput, Delta, Metrics, RequestOutput
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "LLM",

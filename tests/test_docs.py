@@ -43,3 +43,28 @@ def test_the_readme_has_both_commands():
 def test_the_test_extra_pins_one_version_of_each_tool_that_ci_runs(tool):
     pinned = re.findall(rf'"({tool}==[0-9.]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert len(pinned) == 1  # .ci/run reads it with the same pattern
+
+
+def glossary_rows():
+    """The cells of each row of the glossary: term, meaning, vLLM's name, llama.cpp's name, Korean term."""
+    lines = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8").partition("| --- |")[2].splitlines()[1:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_the_glossary_is_sorted_and_complete():
+    rows = glossary_rows()
+    terms = [re.sub(r"\s*\(`.*", "", row[0]).casefold() for row in rows]
+    assert len(rows) > 100
+    assert terms == sorted(set(terms))
+    for row in rows:
+        assert len(row) == 5, row
+        assert all(row), row
+        assert re.fullmatch(r"[A-Z0-9].*[^.]\.", row[1]), row  # one sentence
+
+
+def test_the_code_has_every_name_that_the_glossary_gives_it():
+    names = {name for row in glossary_rows() for name in re.findall(r"`(\w+)`", row[0])}
+    code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "minillm").rglob("*.py"))
+    words = set(re.findall(r"\w+", code))
+    assert len(names) > 50
+    assert names <= words, names - words
