@@ -1,7 +1,6 @@
-"""What a request gives back: deltas while it runs, an output at its end, and what it took.
+"""Outputs: the deltas of a request while it runs, its answer at the end, and its metrics.
 
-The engine knows steps; whoever asked wants answers. `Answers` listens to the engine's records, and sorts what they
-hold by request.
+The engine produces one record per step. `OutputCollector` listens to the records and sorts their tokens by request.
 """
 
 from __future__ import annotations
@@ -9,191 +8,231 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field, replace
 
+from minillm.engine.block_table import FREED
 from minillm.engine.sampling import SamplingParams
-from minillm.trace import PREFILL, ChunkRecord, Finish, StepRecord, num_held
+from minillm.trace import Finish, ScheduledChunk, StepRecord
 
 
 @dataclass
 class Metrics:
-    """What one completion took. Times are in seconds, and of steps only: what the caller did between is left out."""
+    """What one completion took. Times are in seconds and count steps only, not the caller's time between them.
+
+    Attributes
+    ----------
+    num_prompt_tokens : tokens of the prompt.
+    num_cached_tokens : prompt tokens whose keys and values were still in the cache.
+    num_generated_tokens : tokens of the completion.
+    time_to_first_token : duration of all steps from the request's arrival to its first token, queueing included (TTFT).
+    prefill_seconds : duration of the steps that computed the prompt, without sampling.
+    decode_seconds : duration of all steps after the first token.
+    kv_bytes : bytes of the KV-cache blocks that the completion held last.
+    """
 
     num_prompt_tokens: int
-    num_cached_tokens: int = 0  # prompt tokens whose keys and values were still in the cache
+    num_cached_tokens: int = 0
     num_generated_tokens: int = 0
-    time_to_first_token: float = 0.0  # all steps from when it was added, queueing among them
-    prefill_seconds: float = 0.0  # those that computed its prompt, without sampling
-    decode_seconds: float = 0.0  # all steps after the first token
-    kv_bytes: int = 0  # of the KV cache's blocks that its block table named last
+    time_to_first_token: float = 0.0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    kv_bytes: int = 0
 
     @property
     def prefill_tokens_per_second(self) -> float:
-        """Prompt tokens computed (not those found in the cache) a second."""
+        """Prompt tokens computed per second, not counting cached ones."""
         return (self.num_prompt_tokens - self.num_cached_tokens) / self.prefill_seconds
 
     @property
     def decode_tokens_per_second(self) -> float:
-        """Tokens a second after the first, which is the prefill's; 0 if there was only that one."""
+        """Tokens per second after the first, which belongs to the prefill; 0 if there was only one."""
         return (self.num_generated_tokens - 1) / self.decode_seconds if self.decode_seconds else 0.0
 
 
 @dataclass
 class Delta:
-    """One step of an answer. Its text is empty while a character or a possible stop string is incomplete."""
+    """The part of an answer that one step added.
+
+    Attributes
+    ----------
+    text : new text; empty while a character or a possible stop string is incomplete.
+    token_id : the sampled token.
+    logprob : its log-probability, if requested.
+    finish_reason : "stop" or "length" on the last delta of a completion.
+    metrics : Metrics so far.
+    completion : number of the completion that the delta belongs to.
+    """
 
     text: str
     token_id: int
     logprob: float | None
-    finish_reason: str | None  # "stop" or "length" on the completion's last one
-    metrics: Metrics  # up to now
-    completion: int = 0  # which of the request's completions goes on
+    finish_reason: str | None
+    metrics: Metrics
+    completion: int = 0
 
 
 @dataclass
 class CompletionOutput:
-    """A finished completion of a prompt."""
+    """A finished completion of a prompt.
+
+    Attributes
+    ----------
+    text, token_ids : the answer.
+    logprobs : the log-probability of each token, if requested.
+    finish_reason : "stop" (an end token or a stop string), "length" (`max_tokens` reached) or "abort".
+    metrics : Metrics of the whole completion.
+    """
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] | None = None  # one a token, if asked for
-    finish_reason: str | None = None  # "stop": an end token or stop string; "length": max_tokens; "abort"
+    logprobs: list[float] | None = None
+    finish_reason: str | None = None
     metrics: Metrics | None = None
 
 
 @dataclass
 class RequestOutput:
-    """A finished answer: `n` completions, of which the first is at hand as the output's own text, tokens and so on."""
+    """A finished request: its `n` completions. The properties give direct access to the first one."""
 
     prompt_token_ids: list[int]
     completions: list[CompletionOutput]
 
     @property
     def text(self) -> str:
-        """Of the first completion."""
+        """Text of the first completion."""
         return self.completions[0].text
 
     @property
     def token_ids(self) -> list[int]:
-        """Of the first completion."""
+        """Token ids of the first completion."""
         return self.completions[0].token_ids
 
     @property
     def logprobs(self) -> list[float] | None:
-        """Of the first completion, one a token, if asked for."""
+        """Log-probabilities of the first completion's tokens, if requested."""
         return self.completions[0].logprobs
 
     @property
     def finish_reason(self) -> str | None:
-        """Of the first completion."""
+        """Finish reason of the first completion."""
         return self.completions[0].finish_reason
 
     @property
     def metrics(self) -> Metrics | None:
-        """Of the first completion."""
+        """Metrics of the first completion."""
         return self.completions[0].metrics
 
 
-class Followed:
-    """A request under way, as seen from outside the engine.
+class RequestStream:
+    """The outputs of an unfinished request, as they arrive.
 
     Attributes
     ----------
     request_id, prompt_token_ids, params : the request.
-    deltas : what has come and was not taken yet.
-    error : what ended the request, if it failed.
+    deltas : deltas that the caller has not taken yet.
+    error : the exception that ended the request, if it failed.
     """
 
     def __init__(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams, busy_seconds: float):
         self.request_id, self.prompt_token_ids, self.params = request_id, prompt_token_ids, params
         self.deltas: deque[Delta] = deque()
         self.error: BaseException | None = None
-        self._since = busy_seconds
+        self._added_at = busy_seconds
         self._metrics = [Metrics(len(prompt_token_ids)) for _ in range(params.n)]
         self._first_token_at = [busy_seconds] * params.n
-        self._reasons: list[str | None] = [None] * params.n
+        self._finish_reasons: list[str | None] = [None] * params.n
 
     @property
     def is_finished(self) -> bool:
-        """Whether no more deltas will come."""
-        return None not in self._reasons
+        """Whether no more deltas will arrive."""
+        return None not in self._finish_reasons
 
     def output(self) -> RequestOutput:
-        """All that has come, put together."""
+        """Join all deltas into the finished answer."""
         completions = [
             CompletionOutput(logprobs=[] if self.params.logprobs else None, finish_reason=reason, metrics=metrics)
-            for reason, metrics in zip(self._reasons, self._metrics, strict=True)
+            for reason, metrics in zip(self._finish_reasons, self._metrics, strict=True)
         ]
         for delta in self.deltas:
             completion = completions[delta.completion]
             completion.text += delta.text
             completion.token_ids.append(delta.token_id)
-            if completion.logprobs is not None:
+            if completion.logprobs is not None and delta.logprob is not None:
                 completion.logprobs.append(delta.logprob)
         return RequestOutput(self.prompt_token_ids, completions)
 
-    def found(self, num_cached_tokens: int) -> None:
-        """So much of the prompt was found in the cache."""
+    def admitted(self, num_cached_tokens: int) -> None:
+        """Note how much of the prompt was found in the cache."""
         for metrics in self._metrics:
             metrics.num_cached_tokens = num_cached_tokens
 
-    def advanced(self, chunk: ChunkRecord, seconds: float, busy_seconds: float, block_bytes: int) -> None:
-        """A step computed `chunk`, in so many `seconds` before sampling; all steps so far took `busy_seconds`."""
+    def advanced(self, chunk: ScheduledChunk, seconds: float, busy_seconds: float, kv_bytes: int) -> None:
+        """Take in the tokens that a step sampled after a chunk of this request.
+
+        Parameters
+        ----------
+        chunk : the chunk.
+        seconds : duration of the step up to sampling.
+        busy_seconds : duration of all steps so far, this one included.
+        kv_bytes : bytes of the blocks that the sequence holds.
+        """
         for metrics in self._metrics:
-            if chunk.phase == PREFILL and not metrics.num_generated_tokens:
+            if chunk.is_prefill and not metrics.num_generated_tokens:
                 metrics.prefill_seconds += seconds
         for token in chunk.sampled:
             metrics = self._metrics[token.completion]
             if metrics.num_generated_tokens == 0:
-                metrics.time_to_first_token = busy_seconds - self._since
+                metrics.time_to_first_token = busy_seconds - self._added_at
                 self._first_token_at[token.completion] = busy_seconds
             metrics.num_generated_tokens += 1
             metrics.decode_seconds = busy_seconds - self._first_token_at[token.completion]
-            metrics.kv_bytes = num_held(chunk.block_table) * block_bytes
+            metrics.kv_bytes = kv_bytes
             self.deltas.append(
                 Delta(token.text, token.token_id, token.logprob, None, replace(metrics), token.completion)
             )
 
     def finished(self, finish: Finish) -> None:
-        """A completion has ended; if with a token, that is the last one that came for it."""
-        self._reasons[finish.completion] = finish.reason
+        """Note that a completion ended. If it ended with a token, its last delta gets the finish reason."""
+        self._finish_reasons[finish.completion] = finish.reason
         self.error = finish.exception or self.error
         if finish.reason in ("stop", "length"):
             last = next(delta for delta in reversed(self.deltas) if delta.completion == finish.completion)
             last.finish_reason = finish.reason
 
 
-class Answers:
-    """Follows requests through the records of an engine's steps.
+class OutputCollector:
+    """Sorts the tokens in an engine's records by request.
 
     Parameters
     ----------
-    block_bytes : bytes of a block of the KV cache.
+    bytes_per_block : bytes of a block of the KV cache.
     """
 
-    def __init__(self, block_bytes: int):
-        self._block_bytes = block_bytes
-        self._followed: dict[str, Followed] = {}
-        self._busy_seconds = 0.0  # of all steps so far
+    def __init__(self, bytes_per_block: int):
+        self._bytes_per_block = bytes_per_block
+        self._streams: dict[str, RequestStream] = {}
+        self._busy_seconds = 0.0  # duration of all steps so far
 
-    def follow(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> Followed:
-        """Watch a request that was added just now."""
-        followed = self._followed[request_id] = Followed(request_id, prompt_token_ids, params, self._busy_seconds)
-        return followed
+    def follow(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> RequestStream:
+        """Return the stream of a request that has just been added."""
+        stream = RequestStream(request_id, prompt_token_ids, params, self._busy_seconds)
+        self._streams[request_id] = stream
+        return stream
 
-    def drop(self, followed: Followed) -> None:
-        """Watch it no longer."""
-        self._followed.pop(followed.request_id, None)
+    def drop(self, stream: RequestStream) -> None:
+        """Stop following a request."""
+        self._streams.pop(stream.request_id, None)
 
     def push(self, record: StepRecord) -> None:
-        """Take in what a step has brought."""
+        """Take in the record of a step."""
         self._busy_seconds += record.end - record.time
-        computing = sum(record.milliseconds[stage] for stage in ("schedule", "batch", "forward")) / 1000
+        seconds = sum(record.milliseconds[stage] for stage in ("schedule", "batch", "forward")) / 1000
         for admission in record.admitted:
-            if admission.request_id in self._followed and not admission.after_preemption:
-                self._followed[admission.request_id].found(admission.num_cached_tokens)
+            if admission.request_id in self._streams and not admission.after_preemption:
+                self._streams[admission.request_id].admitted(admission.num_cached_tokens)
         for chunk in record.chunks:
-            if chunk.request_id in self._followed:
-                followed = self._followed[chunk.request_id]
-                followed.advanced(chunk, computing, self._busy_seconds, self._block_bytes)
+            if chunk.request_id in self._streams:
+                num_blocks = sum(len(table) - table.count(FREED) for table in chunk.block_tables)
+                kv_bytes = num_blocks * self._bytes_per_block
+                self._streams[chunk.request_id].advanced(chunk, seconds, self._busy_seconds, kv_bytes)
         for finish in record.finished:
-            if finish.request_id in self._followed:
-                self._followed[finish.request_id].finished(finish)
+            if finish.request_id in self._streams:
+                self._streams[finish.request_id].finished(finish)

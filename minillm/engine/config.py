@@ -1,4 +1,4 @@
-"""EngineConfig: how requests are scheduled, and how much memory there is for them."""
+"""EngineConfig: how requests are scheduled, and how much memory they get."""
 
 from __future__ import annotations
 
@@ -7,24 +7,26 @@ from dataclasses import dataclass
 from minillm.checks import check_flag
 from minillm.engine.block_allocator import BlockAllocator
 from minillm.engine.scheduler import Scheduler
+from minillm.model.kv_cache import KVCache
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How requests are scheduled, and how much memory there is for them.
+    """How requests are scheduled, and how much memory they get.
 
     Attributes
     ----------
     policy : "static", "continuous" or "chunked"; see `minillm.engine.scheduler`.
-    block_size : positions a block of the KV cache holds.
-    num_blocks : blocks of the KV cache; None for as many as the full context fills. Where some of a model's layers see
-        only a window, a block holds a group of layers (see `minillm.engine.block_allocator`), and so is smaller.
-    kv_dtype : what keys and values are stored as, "float32" or "float16": half the memory, rounded to 11 bits.
-    max_batch_tokens : tokens a step computes at most. It bounds the memory for intermediate results, and how long
-        a decode can be kept waiting by prompts.
-    max_sequences : completions that run at once at most.
-    prefix_caching : whether a prompt may take over the blocks of earlier ones that began alike.
-    admission : "fcfs", "priority" or "shortest": who is admitted first.
+    block_size : positions per block of the KV cache.
+    num_blocks : blocks of the KV cache; None for as many as the full context fills. In models where only some layers
+        have a sliding window, a block holds one KV-cache group and is therefore smaller.
+    kv_dtype : type that keys and values are stored in, "float32" or "float16". The latter takes half the memory and
+        rounds to 11 significant bits.
+    max_batch_tokens : maximum number of tokens computed in one step. It limits the memory for intermediate results, and
+        how long a decode can be delayed by prompts.
+    max_sequences : maximum number of completions that run at once.
+    prefix_caching : whether a prompt can reuse the blocks of earlier ones that began alike.
+    admission : which request is admitted first: "fcfs", "priority" or "shortest".
     watermark : share of the blocks that an admission leaves available.
     """
 
@@ -38,10 +40,10 @@ class EngineConfig:
     admission: str = "fcfs"
     watermark: float = 0.01
 
-    def scheduler(self, blocks: BlockAllocator) -> Scheduler:
-        """A scheduler with these options over a cache's blocks. Raises as `Scheduler` does."""
+    def scheduler(self, kv_cache: KVCache) -> Scheduler:
+        """Return a scheduler with these options over a cache's blocks. Raises as `Scheduler` does."""
         return Scheduler(
-            blocks,
+            BlockAllocator(kv_cache.num_blocks, kv_cache.block_size, kv_cache.windows),
             policy=self.policy,
             max_batch_tokens=self.max_batch_tokens,
             max_sequences=self.max_sequences,

@@ -1,39 +1,48 @@
-"""Answer: one completion as text, and when it ends."""
+"""IncrementalDetokenizer: one completion's tokens, turned into text as they arrive, and the end of the completion."""
 
 from __future__ import annotations
 
 from minillm.engine.sampling import SamplingParams
 from minillm.engine.stopping import StopMatcher
 from minillm.tokenizer import Tokenizer
+from minillm.tokenizer.detokenizer import StreamingDecoder
 
 
-class Answer:
-    """Token ids in; text that may be shown out, whole characters only and nothing of a stop string; and the end.
+class IncrementalDetokenizer:
+    """Turns token ids into text that can be shown: whole characters only, and no part of a stop string.
 
     Parameters
     ----------
-    tokenizer : of the model, or None if it came without one: then there is no text, and no end token.
-    params : of the request.
+    tokenizer : the model's, or None if it has none; then there is no text, and no end token.
+    params : SamplingParams of the request.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams):
-        self._decoder = tokenizer and tokenizer.stream(skip_special_tokens=params.skip_special_tokens)
+        self._decoder: StreamingDecoder | None = None
+        if tokenizer is not None:
+            self._decoder = tokenizer.stream(skip_special_tokens=params.skip_special_tokens)
         self._matcher = StopMatcher(params.stop)
-        self._ends = set(params.stop_token_ids)
+        self._end_token_ids = set(params.stop_token_ids)
         if tokenizer is not None and not params.ignore_eos:
-            self._ends.update(tokenizer.eos_token_ids)
-        self._left = params.max_tokens
+            self._end_token_ids.update(tokenizer.eos_token_ids)
+        self._num_left = params.max_tokens
 
     def push(self, token_id: int) -> tuple[str, str | None]:
-        """What can be shown now that `token_id` has come, and "stop" or "length" if the answer ends with it."""
-        self._left -= 1
-        ends = "stop" if token_id in self._ends else "length" if self._left == 0 else None
+        """Take the next token.
+
+        Returns
+        -------
+        text : text that can be shown now.
+        finish_reason : "stop" or "length" if the completion ends with this token, else None.
+        """
+        self._num_left -= 1
+        reason = "stop" if token_id in self._end_token_ids else "length" if self._num_left == 0 else None
         if self._decoder is None:
-            return "", ends
-        shown = self._matcher.push(self._decoder.push(token_id))
-        if ends:
-            shown += self._matcher.push(self._decoder.finish()) + self._matcher.finish()
-        return shown, "stop" if self._matcher.matched is not None else ends
+            return "", reason
+        text = self._matcher.push(self._decoder.push(token_id))
+        if reason:
+            text += self._matcher.push(self._decoder.finish()) + self._matcher.finish()
+        return text, "stop" if self._matcher.matched is not None else reason
 
     def __repr__(self):
-        return f"Answer(at most {self._left} more tokens)"
+        return f"IncrementalDetokenizer(at most {self._num_left} more tokens)"

@@ -1,83 +1,73 @@
 """Engine: the loop. It joins the scheduler, which has never seen a model, to the model, which has never seen a request.
 
-A step is five lines, in `Engine.step`: schedule, batch, forward, sample, commit. They run one after another on the
-thread that called, so a breakpoint in any of them shows everything.
+A step is the five lines of `Engine.step`: schedule, batch, forward, sample, commit. They run one after another on the
+calling thread, so a breakpoint in any of them shows everything.
 """
 
 from __future__ import annotations
 
 import secrets
-import threading
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from time import perf_counter
+from dataclasses import dataclass
 
 import numpy as np
 
 from minillm.checks import check_integer
-from minillm.engine.detokenizing import Answer
-from minillm.engine.interrupts import interrupts_deferred
-from minillm.engine.recording import Stopwatch, changed_params, record_of
-from minillm.engine.sampling import Sample, SamplingParams, sample
+from minillm.engine.detokenizing import IncrementalDetokenizer
+from minillm.engine.exclusive import ExclusiveAccess, interrupts_deferred
+from minillm.engine.recording import StepRecorder, json_params
+from minillm.engine.sampling import SamplingParams, sample
 from minillm.engine.scheduler import Scheduler
 from minillm.engine.sequence import Sequence
-from minillm.engine.step_plan import Finished, Sampled, StepPlan
-from minillm.errors import BusyError, RequestError
+from minillm.engine.step_plan import StepPlan
+from minillm.errors import RequestError
 from minillm.model.batch import Batch
 from minillm.model.kv_cache import KVCache
 from minillm.model.probe import Probe, no_probe
 from minillm.model.transformer import Transformer
 from minillm.tokenizer import Tokenizer
-from minillm.trace import Arrival, Finish, RunFacts, SampledToken, StepRecord
+from minillm.trace import Arrival, Finish, RunFacts, SampledToken, ScheduledChunk, StepRecord
 from minillm.trace.roofline import ModelCosts
 
 
 @dataclass
 class _Request:
-    """What the engine remembers of an unfinished request; its tokens are the scheduler's."""
+    """The engine's part of an unfinished request. Its tokens are in the scheduler's sequences."""
 
     params: SamplingParams
     seed: int
-    answers: list[Answer]  # one a completion
-
-
-@dataclass
-class _Between:
-    """What has happened since the last step, for the next one's record."""
-
-    arrived: list[Arrival] = field(default_factory=list)
-    aborted: list[str] = field(default_factory=list)
-    finished: list[Finish] = field(default_factory=list)
+    detokenizers: list[IncrementalDetokenizer]  # one per completion
 
 
 class Engine:
-    """Serves any number of requests with one model, a step at a time.
+    """Serves any number of requests with one model, one step at a time.
 
     Parameters
     ----------
     transformer : Transformer
     kv_cache : KVCache
-    scheduler : Scheduler over `kv_cache.blocks`.
-    tokenizer : turns answers into text and knows the end tokens; None: answers are token ids only.
-    context_length : positions a request may fill, prompt and answer; None for the model's own.
+    scheduler : Scheduler over the cache's blocks; see `EngineConfig.scheduler`.
+    tokenizer : turns tokens into text and has the end tokens; None: answers are token ids only.
+    context_length : positions that a request can fill, prompt and answer; None for the model's own.
     threads : cores to use; None for all. Never changes a result.
     model : the model's name, for records.
 
     Attributes
     ----------
-    listeners : callables that are given every StepRecord once its step is over, such as a Trace's `append`.
-    probe : is shown every intermediate of every forward pass, as long as it is set; see `minillm.model.probe`.
+    listeners : callables that receive every StepRecord after its step, such as a Trace's `append`.
+    probe : receives every intermediate result of every forward pass; see `minillm.model.probe`.
 
     Notes
     -----
-    One thread at a time: a call made while another thread is inside one raises BusyError and changes nothing.
+    The engine serves one thread at a time. A call that is made while another one runs raises BusyError and changes
+    nothing.
 
     Raises
     ------
     ValueError
-        The scheduler hands out other blocks than the cache's, or the cache is for a model of other windows.
+        The scheduler's blocks do not match the cache, or the cache was made for a model with other windows.
     """
 
     def __init__(
@@ -91,12 +81,13 @@ class Engine:
         threads: int | None = None,
         model: str = "",
     ):
-        if scheduler.blocks is not kv_cache.blocks:
-            raise ValueError(f"the scheduler is over {scheduler.blocks!r}; make it over kv_cache.blocks")
-        if kv_cache.blocks.windows != transformer.config.group_windows:
+        blocks = scheduler.blocks
+        if (blocks.num_blocks, blocks.block_size) != (kv_cache.num_blocks, kv_cache.block_size):
+            raise ValueError(f"the scheduler's {blocks!r} does not match {kv_cache!r}: make one for this cache")
+        if not blocks.windows == kv_cache.windows == transformer.cache_shape.windows:
             raise ValueError(
-                f"the cache gives back what windows of {kv_cache.blocks.windows} hide, but the model's are "
-                f"{transformer.config.group_windows}: make it with the model's config"
+                f"the scheduler is made for windows {blocks.windows} and the cache for {kv_cache.windows}, but the "
+                f"model's are {transformer.cache_shape.windows}: make both with the model's config"
             )
         self.transformer, self.kv_cache, self.scheduler = transformer, kv_cache, scheduler
         self.tokenizer, self.threads, self.model = tokenizer, threads, model
@@ -104,133 +95,149 @@ class Engine:
         self.listeners: list[Callable[[StepRecord], None]] = []
         self.probe: Probe = no_probe
         self._requests: dict[str, _Request] = {}
-        self._between = _Between()
-        self._num_steps = self._num_requests = 0
-        self._made = perf_counter()
-        self._lock = threading.Lock()
+        self._num_requests = 0
+        self._recorder = StepRecorder()
+        self._exclusive = ExclusiveAccess()
 
-    # --- the five lines -----------------------------------------------------------------------------------------
+    # --- a step -------------------------------------------------------------------------------------------------
 
     def step(self) -> StepRecord:
-        """Advance whom the scheduler chooses. With nothing to do, the record only tells what has happened between.
+        """Run one step. If nothing is scheduled, the record holds only the events since the last step.
 
         Raises
         ------
         BusyError
-            Another thread is inside a call.
+            Another call is under way.
         Exception
-            Whatever the forward pass raised: the requests of this step then start over with the next one. Or whatever
-            a listener raised, after all have been called: the step then stands.
+            The forward pass failed: the requests of this step start over in the next one. Or a listener failed: the
+            step is complete, and the other listeners have been called.
         """
-        with interrupts_deferred():
-            record = self._step()
-            failures = []
-            for listener in self.listeners:  # all of them: what one fails to take in, the next may wait for
-                try:
-                    listener(record)
-                except Exception as error:
-                    failures.append(error)
-        if failures:
-            raise failures[0]
-        return record
+        with self._recorded_step() as recorder:
+            plan = self._schedule()
+            batch = self._batch(plan)
+            logits = self._forward(batch)
+            tokens = self._sample(logits, plan)
+            self._commit(plan, tokens)
+        return recorder.record
 
-    def _step(self) -> StepRecord:
-        with self._alone():
-            watch = Stopwatch(self.clock)
-            time = self.clock()
+    def _schedule(self) -> StepPlan:
+        """Decide which sequence advances by how many tokens."""
+        with self._recorder.stage("schedule"):
             plan = self.scheduler.schedule()
-            watch.lap("schedule")
-            record = record_of(plan, self.scheduler, self._num_steps, time)
-            try:
-                batch = self._batch(plan)
-                watch.lap("batch")
-                logits = self._forward(batch)
-                watch.lap("forward")
-                choices = self._sample(logits, plan)
-                watch.lap("sample")
-                self._commit(plan, choices, record)
-            except BaseException:
-                self.scheduler.abandon(plan)
-                raise
-            watch.lap("commit")
-            self._complete(record, watch)
-        return record
+        self._recorder.scheduled(plan, self.scheduler)
+        return plan
 
     def _batch(self, plan: StepPlan) -> Batch | None:
-        """Shared blocks that will be written are copied first."""
-        for source, target in plan.copies:
-            self.kv_cache.copy_block(source, target)
-        cache = self.kv_cache
-        return Batch.from_plan(plan, cache.block_size, cache.num_groups) if plan.chunks else None
+        """Lay the plan's chunks end to end. Shared blocks that will be written are copied first."""
+        with self._recorder.stage("batch"):
+            for copy in plan.copies:
+                self.kv_cache.copy_block(copy.source, copy.target)
+            if not plan.chunks:
+                return None
+            return Batch.from_plan(plan, self.kv_cache.block_size, self.kv_cache.num_groups)
 
     def _forward(self, batch: Batch | None) -> np.ndarray | None:
-        if batch is None:
+        """Compute the logits after each chunk, float32 [S, V]."""
+        with self._recorder.stage("forward"):
+            if batch is None:
+                return None
+            self.transformer.ops.set_num_threads(self.threads)
+            return self.transformer.forward(batch, self.kv_cache, probe=self.probe)
+
+    def _sample(self, logits: np.ndarray | None, plan: StepPlan) -> list[list[SampledToken | Exception]]:
+        """Sample `num_samples` tokens after each chunk. If that fails, only the chunk's own request fails."""
+        with self._recorder.stage("sample"):
+            if logits is None:
+                return []
+            return [self._sample_after(chunk, row) for chunk, row in zip(plan.chunks, logits, strict=True)]
+
+    def _commit(self, plan: StepPlan, tokens: list[list[SampledToken | Exception]]) -> None:
+        """Detokenize the tokens, let the scheduler append them, and end what is finished."""
+        with self._recorder.stage("commit"):
+            failures: dict[str, Exception] = {}
+            sampled = [
+                [self._detokenize(chunk.request_id, token, failures) for token in row]
+                for chunk, row in zip(plan.chunks, tokens, strict=True)
+            ]
+            for chunk, row in zip(plan.chunks, sampled, strict=True):
+                chunk.sampled = [token for token in row if token is not None]
+            self.scheduler.commit(plan, sampled)
+            for request_id, error in failures.items():
+                plan.finished += self._fail(request_id, error)
+            for finish in plan.finished:
+                if not self.scheduler.is_unfinished(finish.request_id):
+                    self._requests.pop(finish.request_id, None)
+        self._recorder.complete(plan.finished)
+
+    @contextmanager
+    def _recorded_step(self) -> Iterator[StepRecorder]:
+        """Run a step alone, undo it if it fails, and hand its record to the listeners."""
+        with interrupts_deferred():
+            with self._exclusive():
+                self._recorder.begin()
+                try:
+                    yield self._recorder
+                except BaseException:
+                    self.scheduler.abandon()
+                    raise
+            self._notify(self._recorder.record)
+
+    def _notify(self, record: StepRecord) -> None:
+        """Call every listener, then raise the first exception that one of them raised."""
+        failures = []
+        for listener in self.listeners:
+            try:
+                listener(record)
+            except Exception as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def _sample_after(self, chunk: ScheduledChunk, logits: np.ndarray) -> list[SampledToken | Exception]:
+        sequence, request = self.scheduler.sequence(chunk), self._requests[chunk.request_id]
+        tokens: list[SampledToken | Exception] = []
+        for completion in sequence.completions[: chunk.num_samples]:
+            seed = stream_seed(request.seed, completion)
+            try:
+                token = sample(logits, request.params, seed, sequence.num_generated, sequence.token_ids)
+                token.completion = completion
+                tokens.append(token)
+            except Exception as error:
+                tokens.append(error)
+        return tokens
+
+    def _detokenize(
+        self, request_id: str, token: SampledToken | Exception, failures: dict[str, Exception]
+    ) -> SampledToken | None:
+        """Fill in the token's text and finish reason. If that or the sampling failed, note the failure instead."""
+        try:
+            if isinstance(token, Exception):
+                raise token
+            detokenizer = self._requests[request_id].detokenizers[token.completion]
+            token.text, token.finish_reason = detokenizer.push(token.token_id)
+        except Exception as error:
+            failures[request_id] = error
             return None
-        self.transformer.ops.set_num_threads(self.threads)
-        return self.transformer.forward(batch, self.kv_cache, probe=self.probe)
+        if self.tokenizer is not None:
+            token.token_text = self.tokenizer.token_text(token.token_id)
+        return token
 
-    def _sample(self, logits: np.ndarray | None, plan: StepPlan) -> list[list[Sample | Exception]]:
-        """For each chunk its `num_samples` choices. A choice that cannot be made is its request's failure alone."""
-        choices: list[list[Sample | Exception]] = []
-        for row, chunk in enumerate(plan.chunks):
-            sequence, request = chunk.sequence, self._requests[chunk.sequence.request_id]
-            choices.append([])
-            for completion in sequence.completions[: chunk.num_samples]:
-                seed = stream_seed(request.seed, completion)
-                try:
-                    choice = sample(logits[row], request.params, seed, sequence.num_generated, sequence.token_ids)
-                except Exception as error:
-                    choice = error
-                choices[row].append(choice)
-        return choices
-
-    def _commit(self, plan: StepPlan, choices: list[list[Sample | Exception]], record: StepRecord) -> None:
-        """Turn choices to text, see who is through, and let the scheduler take them over."""
-        sampled: list[list[Sampled]] = []
-        failures: dict[str, Exception] = {}
-        for known, row in zip(record.chunks, choices, strict=True):
-            answers = self._requests[known.request_id].answers
-            sampled.append([])
-            for completion, choice in enumerate(row, start=known.completion):
-                try:
-                    if isinstance(choice, Exception):
-                        raise choice
-                    text, finish_reason = answers[completion].push(choice.token_id)
-                except Exception as error:
-                    failures[known.request_id] = error
-                    sampled[-1].append(Sampled(None))
-                    continue
-                shown = self._token_texts([choice.token_id])
-                known.sampled.append(
-                    SampledToken(completion, choice.token_id, text, choice.logprob, shown and shown[0])
-                )
-                sampled[-1].append(Sampled(choice.token_id, finish_reason))
-        self.scheduler.commit(plan, sampled)
-        record.finished = _finishes(plan.finished)
-        for request_id, error in failures.items():
-            record.finished += _finishes(self.scheduler.end(request_id, "error"), error)
-
-    def _complete(self, record: StepRecord, watch: Stopwatch) -> None:
-        """What came before the step and what it took."""
-        record.arrived, record.aborted = self._between.arrived, self._between.aborted
-        record.finished = self._between.finished + record.finished
-        record.milliseconds = watch.milliseconds
-        self._between = _Between()
-        self._num_steps += 1
-        for request_id in {finish.request_id for finish in record.finished}:
-            if not self.scheduler.is_unfinished(request_id):
-                self._requests.pop(request_id, None)
+    def _fail(self, request_id: str, error: Exception) -> list[Finish]:
+        finished = self.scheduler.end(request_id, "error")
+        for finish in finished:
+            finish.error, finish.exception = f"{type(error).__name__}: {error}", error
+        return finished
 
     # --- requests -----------------------------------------------------------------------------------------------
 
     def check(self, prompt: SequenceOf[int], params: SamplingParams) -> list[int]:
-        """The prompt's token ids, once it is sure that the request could be served.
+        """Check that a request can be served; return its prompt as a list of plain ints.
 
         Raises
         ------
         RequestError
-            The prompt is empty, holds other than token ids of the model, or leaves no room for `max_tokens` in the
-            context or in the whole pool; or a parameter asks for what is not there.
+            The prompt is empty, has an id that is not the model's, or leaves no room for `max_tokens` in the context or
+            in the whole pool; or a parameter does not apply to this model.
         """
         if not isinstance(params, SamplingParams):
             raise RequestError(f"params are {type(params).__name__}; they must be SamplingParams")
@@ -238,15 +245,15 @@ class Engine:
         needed = len(token_ids) + params.max_tokens
         if needed > self.context_length:
             raise RequestError(
-                f"a prompt of {len(token_ids)} tokens and max_tokens of {params.max_tokens} come to {needed}, but "
-                f"the context holds {self.context_length}: shorten one, or give LLM a larger context_length if the "
+                f"a prompt of {len(token_ids)} tokens and max_tokens of {params.max_tokens} need {needed} positions, "
+                f"but the context has {self.context_length}: shorten one, or give LLM a larger context_length if the "
                 "model allows it"
             )
         if params.stop and self.tokenizer is None:
-            raise RequestError("this model came without a tokenizer, so its answers are no text to find `stop` in")
+            raise RequestError("this model has no tokenizer, so its answers have no text in which to find `stop`")
         for token_id in params.stop_token_ids:
             check_integer("stop_token_ids", token_id, 0, self.transformer.config.vocab_size - 1)
-        self.scheduler.check(Sequence.of("", token_ids, params.max_tokens, num_forks=params.n))
+        self.scheduler.check(Sequence.from_prompt("", token_ids, params.max_tokens, num_forks=params.n))
         return token_ids
 
     def add_request(
@@ -258,24 +265,24 @@ class Engine:
         priority: int = 0,
         text: str | None = None,
     ) -> str:
-        """Let a request wait its turn; returns its id.
+        """Put a request into the waiting queue; return its id.
 
         Parameters
         ----------
         prompt : token ids
-        params : SamplingParams; None for the default ones.
-        request_id : its name in all records; None to have it numbered.
-        priority : smaller goes first, if the admission order is "priority".
+        params : SamplingParams; None for the defaults.
+        request_id : its name in all records; None for a number.
+        priority : smaller is admitted first, under the "priority" admission order.
         text : the prompt as text, for records.
 
         Raises
         ------
         RequestError
-            As `check` does; or another request of the same id is under way.
+            As `check` does; or an unfinished request has the same id.
         BusyError
-            Another thread is inside a call.
+            Another call is under way.
         """
-        with self._alone():
+        with self._exclusive():
             params = SamplingParams() if params is None else params
             token_ids = self.check(prompt, params)
             if request_id is None:
@@ -284,40 +291,40 @@ class Engine:
                 if not isinstance(value, str | None):
                     raise RequestError(f"{name} is {value!r}; it must be a string")
             priority = check_integer("priority", priority, -(2**31), 2**31)
-            sequence = Sequence.of(request_id, token_ids, params.max_tokens, num_forks=params.n, priority=priority)
+            sequence = Sequence.from_prompt(
+                request_id, token_ids, params.max_tokens, num_forks=params.n, priority=priority
+            )
             seed = secrets.randbits(64) if params.seed is None else params.seed
-            request = _Request(params, seed, [Answer(self.tokenizer, params) for _ in range(params.n)])
-            token_texts = self._token_texts(token_ids)
+            request = _Request(params, seed, [IncrementalDetokenizer(self.tokenizer, params) for _ in range(params.n)])
+            arrival = Arrival(
+                request_id,
+                self.clock(),
+                len(token_ids),
+                text,
+                json_params(params),
+                params.n,
+                params.max_tokens,
+                priority,
+                None if self.tokenizer is None else [self.tokenizer.token_text(token_id) for token_id in token_ids],
+            )
             self.scheduler.add(sequence)
             self._requests[request_id] = request
-            self._between.arrived.append(
-                Arrival(
-                    request_id,
-                    self.clock(),
-                    len(token_ids),
-                    text,
-                    changed_params(params),
-                    params.n,
-                    params.max_tokens,
-                    priority,
-                    token_texts,
-                )
-            )
+            self._recorder.arrived.append(arrival)
             return request_id
 
     def abort(self, request_id: str) -> None:
-        """End a request now, whether it waits or runs; its blocks are available at once.
+        """End a request now, waiting or running. Its blocks are available at once.
 
         Raises
         ------
         RequestError
-            No request of this id is under way.
+            There is no unfinished request of this id.
         BusyError
-            Another thread is inside a call.
+            Another call is under way.
         """
-        with self._alone():
-            self._between.finished += _finishes(self.scheduler.end(request_id, "abort"))
-            self._between.aborted.append(request_id)
+        with self._exclusive():
+            self._recorder.finished += self.scheduler.end(request_id, "abort")
+            self._recorder.aborted.append(request_id)
             del self._requests[request_id]
 
     @property
@@ -326,13 +333,13 @@ class Engine:
         return self.scheduler.has_unfinished
 
     def reset_prefix_cache(self) -> None:
-        """Let nothing that was computed so far be found by new requests."""
-        with self._alone():
-            self.kv_cache.blocks.reset_prefix_cache()
+        """Empty the prefix cache, so that new requests compute all of their prompts."""
+        with self._exclusive():
+            self.scheduler.blocks.reset_prefix_cache()
 
     def clock(self) -> float:
-        """Seconds since the engine was made."""
-        return perf_counter() - self._made
+        """Return the seconds since the engine was made."""
+        return self._recorder.clock()
 
     @property
     def facts(self) -> RunFacts:
@@ -352,59 +359,36 @@ class Engine:
             windows=list(scheduler.blocks.windows),
         )
 
-    def _token_texts(self, token_ids: SequenceOf[int]) -> list[str] | None:
-        """Each token as people read it, for the records."""
-        return None if self.tokenizer is None else [self.tokenizer.token_text(token_id) for token_id in token_ids]
-
     def _next_id(self) -> str:
-        """A number that no unfinished request is named by."""
+        """Return a number that is not the id of an unfinished request."""
         while self.scheduler.is_unfinished(str(self._num_requests)):
             self._num_requests += 1
         self._num_requests += 1
         return str(self._num_requests - 1)
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        with interrupts_deferred():
-            if not self._lock.acquire(blocking=False):
-                raise BusyError(
-                    "the engine is inside another call: use it from one thread at a time, and not from inside a step"
-                )
-            try:
-                yield
-            finally:
-                self._lock.release()
 
     def __repr__(self):
         return f"Engine({self.transformer!r}, {self.scheduler!r})"
 
 
 def stream_seed(seed: int, completion: int) -> int:
-    """Which stream of random numbers a completion draws from: the request's own for the first, and one of 2^64 others,
-    which no request of another seed draws from, for each further one."""
+    """Return the seed of the random numbers for one completion.
+
+    The first completion uses the request's own seed. Each further one uses one of 2^64 others, which no request with
+    another seed uses.
+    """
     return seed + (completion << 64)
 
 
 def check_token_ids(prompt: SequenceOf[int], vocab_size: int) -> list[int]:
-    """The prompt as a list of plain ints.
+    """Return the prompt as a list of plain ints.
 
     Raises
     ------
     RequestError
-        It is empty, or no sequence of ids from 0 to `vocab_size` - 1.
+        It is empty, or not a sequence of ids from 0 to `vocab_size` - 1.
     """
     if not isinstance(prompt, list | tuple | np.ndarray):
         raise RequestError(f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
     if len(prompt) == 0:
-        raise RequestError("the prompt is empty; a model continues what is there, so give it at least one token")
+        raise RequestError("the prompt is empty; the model continues a text, so give it at least one token")
     return [check_integer(f"prompt token {n}", token_id, 0, vocab_size - 1) for n, token_id in enumerate(prompt)]
-
-
-def _finishes(ended: list[Finished], error: Exception | None = None) -> list[Finish]:
-    """Records of who has ended: each completion, also those that had not parted yet."""
-    message = None if error is None else f"{type(error).__name__}: {error}"
-    return [
-        Finish(finished.sequence.request_id, completion, finished.reason, message, error)
-        for finished in ended
-        for completion in finished.sequence.completions
-    ]

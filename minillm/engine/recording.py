@@ -1,87 +1,96 @@
-"""From a plan and the scheduler that made it to the records of a step: plain data that does not change any more."""
+"""StepRecorder: times the stages of a step and collects what happens in and between steps into its record."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
 from typing import Any
 
 from minillm.engine.sampling import SamplingParams
 from minillm.engine.scheduler import Scheduler
-from minillm.engine.sequence import Sequence
 from minillm.engine.step_plan import StepPlan
-from minillm.trace import (
-    DECODE,
-    PREFILL,
-    STAGES,
-    Admission,
-    BlockCopy,
-    ChunkRecord,
-    PoolState,
-    Preemption,
-    RunningSequence,
-    StepRecord,
-)
+from minillm.trace.events import Arrival, Finish
+from minillm.trace.records import STAGES, PoolState, RunningSequence, StepRecord
 
-MAX_WAITING_SHOWN = 32  # a record names so many of those that wait: it must not grow with the queue
+MAX_WAITING_RECORDED = 32  # names of waiting sequences in a record, so that it does not grow with the queue
 
 
-class Stopwatch:
-    """How long each stage of a step took: a lap ends one and begins the next."""
+class StepRecorder:
+    """Builds one StepRecord per step.
 
-    def __init__(self, clock: Callable[[], float]):
-        self._clock, self._last = clock, clock()
-        self.milliseconds = dict.fromkeys(STAGES, 0.0)
+    The engine calls `begin`, then `stage` around each stage, `scheduled` after the first one, and `complete` at the
+    end. Events that happen between two steps (`arrived`, `aborted`, `finished`) are kept for the next record. A step
+    that fails leaves no record, and its number is used again.
 
-    def lap(self, stage: str) -> None:
-        """What was done since the lap before was `stage`."""
-        now = self._clock()
-        self.milliseconds[stage] += (now - self._last) * 1000
-        self._last = now
+    Attributes
+    ----------
+    record : the record of the current or last step.
+    """
+
+    def __init__(self) -> None:
+        self.arrived: list[Arrival] = []
+        self.aborted: list[str] = []
+        self.finished: list[Finish] = []
+        self._made = perf_counter()
+        self._num_steps = 0
+        self._time = self._stage_end = 0.0
+        self._milliseconds = dict.fromkeys(STAGES, 0.0)
+
+    def clock(self) -> float:
+        """Return the seconds since the engine was made."""
+        return perf_counter() - self._made
+
+    def begin(self) -> None:
+        """Start the clock of a step."""
+        self._time = self._stage_end = self.clock()
+        self._milliseconds = dict.fromkeys(STAGES, 0.0)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Attribute the time since the end of the previous stage, up to the end of the `with` block, to this stage."""
+        yield
+        now = self.clock()
+        self._milliseconds[name] += (now - self._stage_end) * 1000
+        self._stage_end = now
+
+    def scheduled(self, plan: StepPlan, scheduler: Scheduler) -> None:
+        """Record the plan, and the state of queue and block pool during the forward pass."""
+        waiting, blocks = scheduler.waiting, scheduler.blocks
+        self.record = StepRecord(
+            step=self._num_steps,
+            time=self._time,
+            milliseconds=self._milliseconds,
+            arrived=[],
+            aborted=[],
+            admitted=plan.admitted,
+            preempted=plan.preempted,
+            finished=[],
+            chunks=plan.chunks,
+            running=[
+                RunningSequence(
+                    sequence.request_id,
+                    sequence.completion,
+                    len(sequence.token_ids),
+                    sequence.num_computed,
+                    [list(table.blocks) for table in sequence.block_tables],
+                )
+                for sequence in scheduler.running
+            ],
+            waiting=[sequence.name for sequence in waiting.first(MAX_WAITING_RECORDED)],
+            num_waiting=len(waiting),
+            pool=PoolState(list(blocks.references), blocks.cached, plan.evicted, plan.copies),
+        )
+
+    def complete(self, finished: list[Finish]) -> StepRecord:
+        """Finish the record with the completions that ended in this step, and with the events since the last one."""
+        self.record.arrived, self.record.aborted = self.arrived, self.aborted
+        self.record.finished = self.finished + finished
+        self.arrived, self.aborted, self.finished = [], [], []
+        self._num_steps += 1
+        return self.record
 
 
-def record_of(plan: StepPlan, scheduler: Scheduler, step: int, time: float) -> StepRecord:
-    """The record of a step that was scheduled, but has not been carried out: nothing sampled, nobody finished."""
-    waiting = scheduler.waiting
-    return StepRecord(
-        step=step,
-        time=time,
-        milliseconds={},
-        arrived=[],
-        aborted=[],
-        admitted=[
-            Admission(*_who(a.sequence), len(a.sequence.token_ids), a.num_cached_tokens, a.after_preemption)
-            for a in plan.admitted
-        ],
-        preempted=[Preemption(*_who(p.sequence), p.num_computed) for p in plan.preempted],
-        finished=[],
-        chunks=[
-            ChunkRecord(
-                *_who(chunk.sequence),
-                PREFILL if chunk.is_prefill else DECODE,
-                chunk.start,
-                chunk.token_ids,
-                chunk.block_table,
-            )
-            for chunk in plan.chunks
-        ],
-        running=[
-            RunningSequence(*_who(s), len(s.token_ids), s.num_computed, list(s.block_table)) for s in scheduler.running
-        ],
-        waiting=[sequence.name for sequence in waiting.first(MAX_WAITING_SHOWN)],
-        num_waiting=len(waiting),
-        pool=PoolState(
-            references=list(scheduler.blocks.references),
-            cached=scheduler.blocks.cached,
-            evicted=plan.evicted,
-            copies=[BlockCopy(source, target) for source, target in plan.copies],
-        ),
-    )
-
-
-def changed_params(params: SamplingParams) -> dict[str, Any]:
-    """The parameters that are not the default ones, as JSON can have them."""
+def json_params(params: SamplingParams) -> dict[str, Any]:
+    """Return the sampling parameters that differ from their defaults, by name, with lists in place of tuples."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in params.changed.items()}
-
-
-def _who(sequence: Sequence) -> tuple[str, int]:
-    return sequence.request_id, sequence.completion

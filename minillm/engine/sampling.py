@@ -1,9 +1,9 @@
-"""One token out of a vocabulary's scores: what a request may ask for, and how the choice is made.
+"""Sampling: choose one token from the model's scores, as the request's parameters demand.
 
-The model gives every token of the vocabulary a score (a *logit*). Sampling turns scores into probabilities, cuts away
-what is too unlikely, and draws. Each step is a function of its own, in the order they are applied:
+The model gives every token of the vocabulary a score (a *logit*). Sampling turns the scores into probabilities, removes
+the tokens that are too unlikely, and draws one of the rest. Each stage is a function of its own, applied in this order:
 
-    penalise repeats -> temperature -> top-k -> top-p -> min-p -> draw
+    penalize repeats -> temperature -> top-k -> top-p -> min-p -> draw
 """
 
 from __future__ import annotations
@@ -18,30 +18,33 @@ import numpy as np
 
 from minillm.checks import check_flag, check_integer, check_number
 from minillm.errors import NumericError, RequestError
+from minillm.trace.events import SampledToken
 
-NEAR = (4, 6, 8, 10, 12, 16)  # how far below the best score top-p looks for what it keeps, before it sorts all
-ROUNDING = 1e-9  # more than the rounding in a sum of a million probabilities
+# Distances below the best score within which top-p looks for the tokens to keep, before it sorts the whole vocabulary.
+DISTANCES = (4, 6, 8, 10, 12, 16)
+ROUNDING = 1e-9  # larger than the rounding error of a sum of a million probabilities
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How one request wants its tokens chosen, and when to stop. Checked when made.
+    """How the tokens of one request are chosen, and when to stop. The values are checked on construction.
 
     Attributes
     ----------
-    max_tokens : at most so many new tokens.
-    temperature : scores are divided by it. Under 1 sharpens, over 1 flattens; 0 takes the best token always (greedy).
-    top_k : choose among the k best tokens; 0 among all.
-    top_p : choose among the fewest tokens whose probabilities reach this sum (Holtzman et al. 2019); 1 among all.
-    min_p : drop tokens less likely than this share of the likeliest one's probability (Nguyen et al. 2024).
-    repetition_penalty : over 1 makes tokens that stand in the prompt or answer less likely (Keskar et al. 2019).
-    seed : the same seed gives the same tokens, whatever else runs; None draws a new one for the request.
-    stop : strings that end the answer; they are not part of it.
-    stop_token_ids : token ids that end the answer, besides the model's own end tokens.
-    ignore_eos : go on past the model's end tokens, up to `max_tokens`.
+    max_tokens : maximum number of new tokens.
+    temperature : scores are divided by it. Below 1 sharpens the distribution, above 1 flattens it; 0 always takes the
+        best token (greedy).
+    top_k : choose among the k best tokens; 0 for all.
+    top_p : choose among the fewest tokens whose probabilities reach this sum (Holtzman et al. 2019); 1 for all.
+    min_p : drop tokens less likely than this share of the most likely one's probability (Nguyen et al. 2024).
+    repetition_penalty : above 1 makes tokens of the prompt and the answer less likely (Keskar et al. 2019).
+    seed : the same seed gives the same tokens, whatever else is running; None draws a new seed for the request.
+    stop : strings that end the answer. They are not part of it.
+    stop_token_ids : token ids that end the answer, in addition to the model's own end tokens.
+    ignore_eos : continue past the model's end tokens, up to `max_tokens`.
     logprobs : also return the natural log of each chosen token's probability under the model itself.
     skip_special_tokens : leave special tokens out of the text.
-    n : completions of the one prompt, each drawn from a stream of random numbers of its own.
+    n : completions of the prompt, each with its own stream of random numbers.
 
     Raises
     ------
@@ -87,11 +90,11 @@ class SamplingParams:
             },
         }
         for name, value in checked.items():
-            object.__setattr__(self, name, value)  # how a frozen dataclass tidies its own fields
+            object.__setattr__(self, name, value)  # a frozen dataclass sets its own fields this way
 
     @property
     def changed(self) -> dict[str, Any]:
-        """The values that are not the default ones, by name."""
+        """The values that differ from their defaults, by name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
 
     def __repr__(self):
@@ -100,76 +103,81 @@ class SamplingParams:
 
 def _items(name: str, values: Iterable) -> Iterable:
     if not isinstance(values, Iterable):
-        raise RequestError(f"{name} is {values!r}; it takes a list")
+        raise RequestError(f"{name} is {values!r}; it must be a list")
     return values
 
 
 def _check_stop(text: str) -> str:
     if not isinstance(text, str) or not text:
-        raise RequestError(f"stop holds {text!r}; it takes strings of at least one character")
+        raise RequestError(f"stop contains {text!r}; it must contain strings of at least one character")
     return text
 
 
-@dataclass(frozen=True)
-class Sample:
-    """A chosen token and its log-probability under the model itself: before penalty, temperature and cuts."""
-
-    token_id: int
-    logprob: float | None
-
-
-def sample(logits: np.ndarray, params: SamplingParams, seed: int, index: int, context: SequenceOf[int] = ()) -> Sample:
+def sample(
+    logits: np.ndarray, params: SamplingParams, seed: int, index: int, context: SequenceOf[int] = ()
+) -> SampledToken:
     """Choose one token.
 
     Parameters
     ----------
     logits : float32 [V]
     params : SamplingParams
-    seed, index : the request's seed and how many tokens it has drawn before. The draw is a function of these two
-        alone, so that batching, preemption or a rerun cannot change it.
-    context : the token ids so far, prompt and answer; read only if there is a repetition penalty.
+    seed, index : the request's seed, and the number of tokens it has drawn before. The draw depends on these two alone,
+        so batching, preemption or a rerun cannot change it.
+    context : token ids of the prompt and of the answer so far. They are read only if there is a repetition penalty.
+
+    Returns
+    -------
+    The token. Its log-probability, if requested, is that of the model itself: before penalty, temperature and cuts.
 
     Raises
     ------
     NumericError
-        The scores hold NaN or infinity, so no choice among them means anything.
+        The scores contain NaN or infinity, so a choice would be meaningless.
     """
-    best = int(np.argmax(logits))  # NaN counts as the largest
+    best = int(np.argmax(logits))  # argmax treats NaN as the largest number
     if not math.isfinite(logits[best]):
         raise NumericError(
-            "the model's scores hold NaN or infinity: are its weights damaged, or keys and values beyond float16?"
+            "the model's scores contain NaN or infinity: check for damaged weights, or for keys and values beyond the "
+            "range of float16"
         )
     if params.temperature == 0 and params.repetition_penalty == 1:
         token_id = best
     else:
-        scores = penalise_repeats(np.asarray(logits, np.float64), params.repetition_penalty, context)
+        scores = penalize_repeats(np.asarray(logits, np.float64), params.repetition_penalty, context)
         if params.temperature == 0:
             token_id = int(scores.argmax())
         else:
             token_ids, scores = candidates(scores, params)
             token_id = int(token_ids[draw(softmax(scores), uniform(seed, index))])
     if not params.logprobs:
-        return Sample(token_id, None)
-    return Sample(token_id, float(log_softmax(np.asarray(logits, np.float64))[token_id]))
+        return SampledToken(token_id)
+    return SampledToken(token_id, float(log_softmax(np.asarray(logits, np.float64))[token_id]))
 
 
 def candidates(scores: np.ndarray, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
-    """The n tokens that can be drawn, in order, and their scores: temperature, then the cuts.
+    """Return the tokens that can be drawn, in order of their ids, and their scores: after temperature and cuts.
 
-    After each cut, what it has cut away is left behind, so that what follows deals with few numbers instead of [V].
+    Each cut passes on only the tokens that it keeps, so that the next one handles few numbers instead of V.
 
     Parameters
     ----------
     scores : float64 [V]
-    params : SamplingParams; the temperature is over 0
+    params : SamplingParams with a temperature above 0
 
     Returns
     -------
-    int [n], float64 [n]
+    token_ids : int [n]
+    scores : float64 [n]
     """
     token_ids, scores = np.arange(len(scores)), apply_temperature(scores, params.temperature)
-    for keep, limit in (keep_top_k, params.top_k), (keep_top_p, params.top_p), (keep_min_p, params.min_p):
-        cut = keep(scores, limit)
+    cuts = (
+        lambda scores: keep_top_k(scores, params.top_k),
+        lambda scores: keep_top_p(scores, params.top_p),
+        lambda scores: keep_min_p(scores, params.min_p),
+    )
+    for keep in cuts:
+        cut = keep(scores)
         if cut is not scores:
             kept = np.flatnonzero(cut > -np.inf)
             token_ids, scores = token_ids[kept], scores[kept]
@@ -177,34 +185,37 @@ def candidates(scores: np.ndarray, params: SamplingParams) -> tuple[np.ndarray, 
 
 
 def distribution(scores: np.ndarray, params: SamplingParams) -> np.ndarray:
-    """The probabilities [V] that `sample` draws from: zero for all but the candidates."""
+    """Return the probabilities [V] that `sample` draws from: zero for all but the candidates."""
     token_ids, kept = candidates(scores, params)
     probabilities = np.zeros(len(scores))
     probabilities[token_ids] = softmax(kept)
     return probabilities
 
 
-def penalise_repeats(scores: np.ndarray, penalty: float, context: SequenceOf[int]) -> np.ndarray:
-    """Lower the score of every token in `context`: divide it by `penalty` if positive, else multiply (CTRL, 2019)."""
+def penalize_repeats(scores: np.ndarray, penalty: float, context: SequenceOf[int]) -> np.ndarray:
+    """Lower the score of every token in `context`: divide it by `penalty` if positive, else multiply it.
+
+    Source: CTRL (Keskar et al. 2019), section 4.1.
+    """
     if penalty == 1 or len(context) == 0:
         return scores
     seen = np.unique(np.asarray(context, np.int64))
     scores = scores.copy()
     with np.errstate(over="ignore"):
-        penalised = np.where(scores[seen] > 0, scores[seen] / penalty, scores[seen] * penalty)
+        penalized = np.where(scores[seen] > 0, scores[seen] / penalty, scores[seen] * penalty)
     largest = np.finfo(scores.dtype).max
-    scores[seen] = np.clip(penalised, -largest, largest)  # a wild penalty must not make infinities
+    scores[seen] = np.clip(penalized, -largest, largest)  # an extreme penalty must not produce infinity
     return scores
 
 
 def apply_temperature(scores: np.ndarray, temperature: float) -> np.ndarray:
-    """Divide by `temperature`. The maximum is taken off first, so that no temperature, however small, overflows."""
-    with np.errstate(over="ignore"):  # far below the best token, -infinity is the right score
+    """Divide by `temperature`. The maximum is subtracted first, so that no temperature, however small, overflows."""
+    with np.errstate(over="ignore"):  # far below the best token, -infinity is the correct score
         return (scores - scores.max()) / temperature
 
 
 def keep_top_k(scores: np.ndarray, k: int) -> np.ndarray:
-    """Set all but the `k` best scores to -infinity; tokens that tie with the k-th stay. 0 keeps all."""
+    """Set all but the `k` best scores to -infinity. Tokens that tie with the k-th are kept. 0 keeps all."""
     if k == 0 or k >= len(scores):
         return scores
     worst_kept = np.partition(scores, -k)[-k]
@@ -212,28 +223,28 @@ def keep_top_k(scores: np.ndarray, k: int) -> np.ndarray:
 
 
 def keep_top_p(scores: np.ndarray, p: float) -> np.ndarray:
-    """Keep the likeliest tokens until their probabilities reach `p`; the rest gets -infinity. 1 keeps all.
+    """Keep the most likely tokens until their probabilities reach `p`; set the rest to -infinity. 1 keeps all.
 
-    Of tokens with the same score, those of lower ids come first.
+    Among tokens with the same score, lower ids come first.
     """
     if p == 1:
         return scores
     probabilities = softmax(scores)
-    near = near_the_best(scores, probabilities, p)  # the only ones worth sorting
+    near = near_the_best(scores, probabilities, p)  # only these need sorting
     best_first = near[np.argsort(-scores[near])]
     reached = np.cumsum(probabilities[best_first])
-    count = min(np.searchsorted(reached, p) + 1, len(near))  # the token that crosses the line is in
+    count = min(int(np.searchsorted(reached, p)) + 1, len(near))  # the token that reaches p is included
     worst = scores[best_first[count - 1]]
     better = scores > worst
     kept = np.where(better, scores, -np.inf)
-    room = count - np.count_nonzero(better)  # for tokens that tie with the worst
-    kept[np.flatnonzero(scores == worst)[:room]] = worst
+    num_ties = count - np.count_nonzero(better)  # tokens to keep among those that tie with the worst
+    kept[np.flatnonzero(scores == worst)[:num_ties]] = worst
     return kept
 
 
 def near_the_best(scores: np.ndarray, probabilities: np.ndarray, p: float) -> np.ndarray:
-    """Ids of tokens that reach `p` together, and of all with scores as good: mostly a few hundred, so quick to sort."""
-    for distance in NEAR:
+    """Return the best tokens that together reach `p`, and all that tie with them: usually a few hundred."""
+    for distance in DISTANCES:
         near = np.flatnonzero(scores >= scores.max() - distance)
         if probabilities[near].sum() >= p + ROUNDING:
             return near
@@ -241,34 +252,34 @@ def near_the_best(scores: np.ndarray, probabilities: np.ndarray, p: float) -> np
 
 
 def keep_min_p(scores: np.ndarray, min_p: float) -> np.ndarray:
-    """Set tokens less likely than `min_p` times the likeliest to -infinity. 0 keeps all."""
+    """Set tokens less likely than `min_p` times the most likely one to -infinity. 0 keeps all."""
     if min_p == 0:
         return scores
     return np.where(scores >= scores.max() + math.log(min_p), scores, -np.inf)
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
-    """Scores [..., V] -> probabilities [..., V]."""
+    """Turn scores [..., V] into probabilities [..., V]."""
     e = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return e / e.sum(axis=-1, keepdims=True)
 
 
 def log_softmax(scores: np.ndarray) -> np.ndarray:
-    """The natural logarithm of `softmax`, without passing through numbers too small to hold."""
+    """Return the natural logarithm of `softmax`, computed without underflow."""
     shifted = scores - scores.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
 def draw(probabilities: np.ndarray, uniform: float) -> int:
-    """The token at which the running sum of probabilities passes `uniform`, a number from 0 up to but not 1."""
+    """Return the index at which the running sum of probabilities passes `uniform`, a number in [0, 1)."""
     cumulative = np.cumsum(probabilities)
     return int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
 
 
 def uniform(seed: int, index: int) -> float:
-    """The `index`-th random number of the stream `seed`, in [0, 1).
+    """Return the `index`-th random number of the stream `seed`, in [0, 1).
 
-    Philox (Salmon et al. 2011) is a function from (key, counter) to random bits: any number of a stream can be had
-    without those before it, so no generator's state has to travel with a request.
+    Philox (Salmon et al. 2011) is a function from (key, counter) to random bits. Every number of a stream can be
+    computed without the earlier ones, so a request carries no generator state.
     """
     return float(np.random.Generator(np.random.Philox(key=seed, counter=index)).random())

@@ -1,27 +1,27 @@
-"""Scheduler: which sequence advances by how many tokens in the next step. Integers only, no clock, no model.
+"""Scheduler: which sequence advances by how many tokens in the next step. Integers only: no clock, no model.
 
-Three policies, each a line or two in `schedule`:
+`Scheduler.schedule` implements three policies, each in a line or two:
 
-    static      take a batch, run it to the end, take the next; what production systems once did
-    continuous  join and leave at every step (Yu et al. 2022, Orca). New prompts go first, and while they are computed
-                nobody decodes
-    chunked     as continuous, but prompts are cut into chunks that fill what the decodes leave of a step's budget, so
-                that nobody's next token waits for somebody else's prompt (Agrawal et al. 2024, Sarathi-Serve)
+    static      run a batch to its end, then take the next one: what production systems once did
+    continuous  sequences join and leave at every step (Yu et al. 2022, Orca); new prompts go first, and decodes wait
+                while they are computed
+    chunked     as continuous, but prompts are cut into chunks that fill the budget left by the decodes, so a decode
+                never waits for a long prompt (Agrawal et al. 2024, Sarathi-Serve)
 
-A sequence is admitted once there are blocks for all its tokens, and takes a further block whenever it has filled one.
-If there is none, whoever was admitted last is *preempted*: it loses its blocks, keeps its tokens, and comes back before
-anybody new, to compute again what the prefix index no longer finds (recompute, Kwon et al. 2023, section 4.5).
+A sequence is admitted when there are blocks for all of its tokens, and takes another block each time its last one is
+full. If no block is available, the sequence admitted last is *preempted*: it loses its blocks, keeps its tokens, and is
+re-admitted before any new one. It then recomputes what the prefix cache no longer holds (Kwon et al. 2023, section
+4.5).
 
-Where layers of a model see only a *window*, a sequence gives back, after each step, those of their blocks that no query
-of it reaches any more. So of them it never holds more than the window and a step's tokens take, however long it is. To
-profit from that, a prompt then takes its blocks chunk by chunk, and an admission leaves to those under way what they
-will come to need.
+In KV-cache groups with a sliding window, a sequence frees blocks after each step, so it holds only as many as the
+window and one step's tokens cover. To benefit from that, a long prompt takes its blocks chunk by chunk, and an
+admission leaves enough blocks for the running sequences to finish their prompts.
 
-Nobody starves. Order of first admission never changes, only later ones make way, and nobody overtakes in the queue
-whoever was admitted before: so the first of all always goes on to its end, and then the next is the first. With a
-window a prompt's next chunk may find no blocks either, if those behind it are shared and did not come free. Then, too,
-the last admitted makes way, and gives up what this step had for it. The first finds room at the latest when it is
-alone, for all the pool is then its own, and `check` has seen to it that this suffices.
+No sequence starves. The order of first admission never changes, only later sequences are preempted, and a preempted
+sequence is re-admitted before any new one. So the oldest sequence always finishes, and then the next one is the oldest.
+A prompt's next chunk can also fail to get blocks in a model with windows, when the blocks behind it are shared and so
+did not become free; then, too, the sequence admitted last is preempted and its chunk is withdrawn from the plan. In the
+worst case the oldest sequence gets the whole pool to itself, and `check` has made sure that this is enough.
 """
 
 from __future__ import annotations
@@ -29,40 +29,39 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Sequence as SequenceOf
 from itertools import count
-from math import inf
 
 from minillm.checks import check_integer, check_number
-from minillm.engine.block_allocator import BlockAllocator, held, num_held
+from minillm.engine.block_allocator import BlockAllocator
+from minillm.engine.block_demand import blocks_needed, max_live_blocks, num_blocks_for
 from minillm.engine.sequence import Sequence
-from minillm.engine.step_plan import Admitted, Finished, Preempted, Sampled, ScheduledChunk, StepPlan
-from minillm.engine.waiting_queue import ADMISSIONS, WaitingQueue
+from minillm.engine.step_plan import StepPlan
+from minillm.engine.waiting_queue import WaitingQueue
 from minillm.errors import RequestError
-
-__all__ = ["ADMISSIONS", "POLICIES", "Sampled", "ScheduledChunk", "Scheduler", "StepPlan"]
+from minillm.trace.events import Admission, BlockCopy, Finish, Preemption, SampledToken, ScheduledChunk
 
 POLICIES = ("static", "continuous", "chunked")
 
 
 class Scheduler:
-    """Queues, budgets, and the policy that fills a step from them.
+    """The waiting queue, the running sequences, and the policy that fills a step from them.
 
-    Use: `add` sequences; then by turns `schedule`, compute what the plan says, and `commit` what came of it.
+    Use: `add` sequences; then, in turn, call `schedule`, compute what the plan lists, and `commit` the sampled tokens.
 
     Parameters
     ----------
-    blocks : BlockAllocator of the KV cache; it knows the windows of the model's layers.
+    blocks : BlockAllocator of the KV cache.
     policy : one of POLICIES.
-    max_batch_tokens : a step computes at most so many tokens.
-    max_sequences : at most so many completions hold blocks.
-    admission : one of ADMISSIONS, the order in which new requests are admitted; see `WaitingQueue`.
-    watermark : share of the pool, from 0 up to but not 1, that an admission must leave available while others run, so
-        that these find blocks to grow into.
-    prefix_caching : whether computed blocks are published, and looked up for who is admitted.
+    max_batch_tokens : maximum number of tokens computed in one step.
+    max_sequences : maximum number of completions that hold blocks.
+    admission : the order in which new requests are admitted, one of `waiting_queue.ADMISSIONS`.
+    watermark : share of the pool, at least 0 and below 1, that an admission leaves available while others run, so that
+        these can grow.
+    prefix_caching : whether computed blocks are published and looked up for admitted sequences.
 
     Attributes
     ----------
-    running : the sequences that were admitted and hold their blocks, first admitted first.
-    waiting : WaitingQueue.
+    running : the sequences that hold blocks, in the order of first admission.
+    waiting : WaitingQueue of the sequences that do not.
 
     Raises
     ------
@@ -93,76 +92,124 @@ class Scheduler:
         self.prefix_caching = prefix_caching
         self.running: list[Sequence] = []
         self.waiting = WaitingQueue(admission)
-        self._requests: dict[str, list[Sequence]] = {}  # the unfinished ones' unfinished sequences
+        self._requests: dict[str, dict[int, Sequence]] = {}  # unfinished sequences by request id and completion
+        self._plan = StepPlan()  # of the step under way
         self._ranks = count()
 
-    # --- requests come and go -----------------------------------------------------------------------------------
+    # --- a step -------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> StepPlan:
+        """Decide the next step. Each call is followed by `commit` or `abandon` before the next one."""
+        plan = self._plan = StepPlan()
+        if self.policy == "chunked":
+            self._decode(plan)
+            self._prefill(plan)
+            self._admit(plan)
+            return plan
+        # The other two policies never compute a prompt and a decode in the same step.
+        may_admit = self.policy == "continuous" or not self.running
+        self._prefill(plan)
+        if may_admit:
+            self._admit(plan)
+        if not plan.chunks:
+            self._decode(plan)
+        return plan
+
+    def commit(self, plan: StepPlan, sampled: SequenceOf[SequenceOf[SampledToken | None]]) -> None:
+        """Apply the results of a step: append tokens, publish full blocks, free unreadable ones, fork, and finish.
+
+        Parameters
+        ----------
+        plan : the plan that `schedule` returned. Its `finished` is filled in.
+        sampled : for each chunk, `num_samples` tokens, one per completion; None for a token that could not be sampled.
+        """
+        for chunk, tokens in zip(plan.chunks, sampled, strict=True):
+            sequence = self.sequence(chunk)
+            sequence.num_computed = chunk.stop
+            self._publish(sequence)
+            self.blocks.free_before(sequence.block_tables, sequence.num_computed)
+            completions = self._fork(sequence) if chunk.num_samples else []
+            for completion, token in zip(completions, tokens, strict=True):
+                if token is not None:
+                    completion.token_ids.append(token.token_id)
+                    if token.finish_reason is not None:
+                        plan.finished += self._finish(completion, token.finish_reason)
+
+    def abandon(self) -> None:
+        """Undo the step under way, which failed. What it wrote to the cache is unknown, so its sequences start over."""
+        for chunk in self._plan.chunks:
+            sequence = self._requests.get(chunk.request_id, {}).get(chunk.completion)
+            if sequence in self.running:
+                self._preempt(sequence)
+        self._plan = StepPlan()
+
+    # --- requests -----------------------------------------------------------------------------------------------
 
     def add(self, sequence: Sequence) -> None:
-        """Let a new request wait its turn.
+        """Put a new request into the waiting queue.
 
         Raises
         ------
         RequestError
-            Its id is taken by an unfinished one, or it could not be served even if it were alone.
+            An unfinished request has the same id, or the request could not be served even alone.
         """
         if sequence.request_id in self._requests:
-            raise RequestError(f"a request {sequence.request_id!r} is under way; give this one another id")
+            raise RequestError(f"request {sequence.request_id!r} is still unfinished; choose another id")
         self.check(sequence)
-        self._requests[sequence.request_id] = [sequence]
+        self._requests[sequence.request_id] = {sequence.completion: sequence}
         self.waiting.push(sequence)
 
     def check(self, sequence: Sequence) -> None:
-        """Make sure that a new request could be served if it were alone.
+        """Check that a new request could be served if it were alone.
 
         Raises
         ------
         RequestError
-            It asks for more completions than may run at once, or for more blocks than there are.
+            It requests more completions than may run at once, or needs more blocks than the pool has.
         """
         if sequence.num_forks > self.max_sequences:
             raise RequestError(
                 f"a request for {sequence.num_forks} completions needs them to run at once, but "
                 f"max_sequences is {self.max_sequences}"
             )
-        needed = self.most_blocks(sequence.most_positions)
+        needed = self.max_live_blocks(sequence.max_positions)
         if needed > self.blocks.num_blocks:
-            at_once, remedy = "", "shorten one"
-            if needed < self.blocks.blocks_for(sequence.most_positions):
-                window = max(filter(None, self.blocks.windows))
-                at_once = f" at once, with a window of {window} and max_batch_tokens of {self.max_batch_tokens}"
-                if None not in self.blocks.windows:  # however long a text, it would then fit
-                    remedy = "lower max_batch_tokens"
-            raise RequestError(
-                f"a prompt of {sequence.num_prompt_tokens} tokens and max_tokens of {sequence.max_tokens} can come to "
-                f"fill {sequence.most_positions} positions, which takes {needed} blocks of "
-                f"{self.blocks.block_size}{at_once}, but the pool has {self.blocks.num_blocks}: {remedy}, or give the "
-                "engine more num_blocks"
-            )
+            raise RequestError(self._too_long(sequence, needed))
 
-    def most_blocks(self, num_positions: int) -> int:
-        """How many blocks a sequence that comes to fill `num_positions` holds at most, at any one time."""
-        rows = self.blocks.rows_for(num_positions)
-        return sum(min(rows, self._most_rows(window)) for window in self.blocks.windows)
+    def _too_long(self, sequence: Sequence, needed: int) -> str:
+        positions, size = sequence.max_positions, self.blocks.block_size
+        at_once, remedy = "", "shorten one"
+        if needed < num_blocks_for(positions, size) * self.blocks.num_groups:  # windows limit what it holds
+            window = max(filter(None, self.blocks.windows))
+            at_once = f" at once, with a window of {window} and max_batch_tokens of {self.max_batch_tokens}"
+            if None not in self.blocks.windows:  # then a text of any length fits if a step is small enough
+                remedy = "lower max_batch_tokens"
+        return (
+            f"a prompt of {sequence.num_prompt_tokens} tokens and max_tokens of {sequence.max_tokens} can fill "
+            f"{positions} positions, which takes {needed} blocks of {size}{at_once}, but the pool has "
+            f"{self.blocks.num_blocks}: {remedy}, or give the engine more num_blocks"
+        )
 
-    def _most_rows(self, window: int | None) -> float:
-        """How many rows of its table a sequence of any length has not given back at most, in layers of this window."""
-        if window is None:
-            return inf
-        at_once = window - 1 + self.max_batch_tokens  # what a step's first query sees behind it, and the step
-        return self.blocks.rows_for(at_once - 1) + 1  # wherever in a block they begin
+    def max_live_blocks(self, num_positions: int) -> int:
+        """Return the most blocks that a sequence holds at any one time while it grows to `num_positions`."""
+        return max_live_blocks(num_positions, self.max_batch_tokens, self.blocks.block_size, self.blocks.windows)
 
-    def end(self, request_id: str, reason: str) -> list[Finished]:
-        """End a request's unfinished sequences now, wherever they are; their blocks are available at once.
+    def end(self, request_id: str, reason: str) -> list[Finish]:
+        """End the unfinished sequences of a request now, waiting or running. Their blocks are available at once.
 
         Raises
         ------
         RequestError
-            No request of this id is unfinished.
+            There is no unfinished request of this id.
         """
         if not isinstance(request_id, str) or request_id not in self._requests:
-            raise RequestError(f"no request {request_id!r} is under way: it has finished, or there never was one")
-        return [self._finish(sequence, reason) for sequence in list(self._requests[request_id])]
+            raise RequestError(f"there is no unfinished request {request_id!r}: it has finished, or was never added")
+        sequences = list(self._requests[request_id].values())
+        return [finish for sequence in sequences for finish in self._finish(sequence, reason)]
+
+    def sequence(self, chunk: ScheduledChunk) -> Sequence:
+        """Return the unfinished sequence that a chunk advances."""
+        return self._requests[chunk.request_id][chunk.completion]
 
     @property
     def has_unfinished(self) -> bool:
@@ -170,208 +217,169 @@ class Scheduler:
         return bool(self._requests)
 
     def is_unfinished(self, request_id: str) -> bool:
-        """Whether this request waits or runs."""
+        """Return whether this request waits or runs."""
         return request_id in self._requests
-
-    # --- a step -------------------------------------------------------------------------------------------------
-
-    def schedule(self) -> StepPlan:
-        """Decide the next step. Each call must be followed by `commit` or `abandon` before the next."""
-        plan = StepPlan()
-        if self.policy == "chunked":
-            self._decode(plan)
-            self._prefill(plan)
-            self._admit(plan)
-            return plan
-        # The other two compute prompts apart from decodes.
-        joins = self.policy == "continuous" or not self.running
-        self._prefill(plan)
-        if joins:
-            self._admit(plan)
-        if not plan.chunks:
-            self._decode(plan)
-        return plan
-
-    def commit(self, plan: StepPlan, sampled: SequenceOf[SequenceOf[Sampled]]) -> None:
-        """Take over what came of a step: sequences grow, part, finish, and their full blocks can be found.
-
-        Parameters
-        ----------
-        plan : what `schedule` gave; gains who `finished`.
-        sampled : for each chunk the `num_samples` tokens chosen after it, one for each completion in order.
-        """
-        for chunk, choices in zip(plan.chunks, sampled, strict=True):
-            sequence = chunk.sequence
-            sequence.num_computed = chunk.stop
-            self._publish(sequence)
-            self.blocks.give_back_behind(sequence.block_table, sequence.num_computed)
-            members = self._part(sequence) if chunk.num_samples else []
-            for member, choice in zip(members, choices, strict=True):
-                if choice.token_id is not None:
-                    member.token_ids.append(choice.token_id)
-                if choice.finish_reason is not None:
-                    plan.finished.append(self._finish(member, choice.finish_reason))
-
-    def abandon(self, plan: StepPlan) -> None:
-        """A step could not be carried out: nobody can tell what it has written, so all it touched start over."""
-        for chunk in plan.chunks:
-            if chunk.sequence in self.running:
-                self._preempt(chunk.sequence)
 
     # --- filling a step -----------------------------------------------------------------------------------------
 
     def _decode(self, plan: StepPlan) -> None:
-        """Each sequence that decodes advances by the token chosen last, if budget and blocks allow."""
-        position = 0
-        while position < len(self.running) and plan.num_tokens < self.max_batch_tokens:
-            sequence = self.running[position]
-            if not sequence.in_prefill and self._make_room(sequence, 1, plan):
-                plan.advance(sequence, 1, is_prefill=False)
-            position += 1
+        """Advance each decoding sequence by one token, as far as budget and blocks allow."""
+        index = 0  # not a `for` loop: preemption removes sequences from the end of `running`
+        while index < len(self.running) and plan.num_tokens < self.max_batch_tokens:
+            sequence = self.running[index]
+            if not sequence.in_prefill and self._ensure_blocks(sequence, 1, plan):
+                plan.add_chunk(sequence, 1)
+            index += 1
 
     def _prefill(self, plan: StepPlan) -> None:
-        """Those admitted before, but not at the end of their prompt, advance as far as the budget goes."""
-        position = 0
-        while position < len(self.running):
-            sequence = self.running[position]
+        """Advance the running sequences that are still in prefill, as far as the budget allows."""
+        index = 0
+        while index < len(self.running):
+            sequence = self.running[index]
             if sequence.in_prefill:
-                self._advance(sequence, plan)
-            position += 1
+                self._schedule_chunk(sequence, plan)
+            index += 1
 
     def _admit(self, plan: StepPlan) -> None:
-        """As many as there are seats, blocks and budget for leave the queue, and advance by their first chunk.
+        """Admit waiting sequences while `max_sequences`, blocks and budget allow, and schedule their first chunks.
 
-        A static batch is closed after this step, so it takes in also those whose first chunk the budget puts off.
+        A static batch is closed after this step, so it also admits sequences whose first chunk exceeds the budget.
         """
-        if plan.preempted:  # whoever had to go would come straight back
+        if plan.preempted:  # the preempted sequence would be re-admitted at once
             return
-        seats = self.max_sequences - sum(sequence.num_forks for sequence in self.running)
+        num_open = self.max_sequences - sum(sequence.num_forks for sequence in self.running)
         while self.waiting and (plan.num_tokens < self.max_batch_tokens or self.policy == "static"):
             sequence = self.waiting.peek()
-            if sequence.num_forks > seats or not self._enter(sequence, plan):
+            if sequence.num_forks > num_open or not self._try_admit(sequence, plan):
                 return
-            seats -= sequence.num_forks
-            self._advance(sequence, plan)
+            num_open -= sequence.num_forks
+            self._schedule_chunk(sequence, plan)
 
-    def _enter(self, sequence: Sequence, plan: StepPlan) -> bool:
-        """Let `sequence` run, with the blocks that are found; False if there are too few for all it will come to hold.
+    def _try_admit(self, sequence: Sequence, plan: StepPlan) -> bool:
+        """Move `sequence` from waiting to running if the pool has blocks for all of its tokens; return whether it has.
 
-        It takes them at once or, where some come back on the way, those of its first step.
+        The sequence takes the blocks at once or, if its windows will free some of them on the way, takes only those of
+        its first step.
         """
         blocks, num_tokens = self.blocks, len(sequence.token_ids)
-        # Not all of them: the last token is always computed, for its scores choose the next.
-        found, node = blocks.find(sequence.token_ids[:-1]) if self.prefix_caching else ([], None)
-        num_cached = len(found) // blocks.num_groups * blocks.block_size
-        revived = sum(not blocks.references[block] for block in held(found))  # available, but not to be handed out
-        promised = sum(self._to_come(other.prefill_end, other.block_table) for other in self.running)
-        left = blocks.num_available - revived - promised - self._to_come(num_tokens, found)
+        # The last token is always computed, because its logits choose the next one.
+        found, node = (
+            blocks.match_prefix(sequence.token_ids[:-1]) if self.prefix_caching else (blocks.new_tables(), None)
+        )
+        # Cached blocks that this sequence takes are no longer available to others.
+        reused = sum(not blocks.references[block] for table in found for block in table.live_blocks)
+        promised = sum(self._blocks_needed(other.block_tables, other.prefill_end) for other in self.running)
+        left = blocks.num_available - reused - promised - self._blocks_needed(found, num_tokens)
         if left < (int(self.watermark * blocks.num_blocks) if self.running else 0):
             return False
         self.waiting.pop()
-        plan.admitted.append(Admitted(sequence, num_cached, after_preemption=sequence.rank is not None))
-        sequence.block_table = blocks.share(found)
+        num_cached = found[0].capacity
+        plan.admitted.append(
+            Admission(sequence.request_id, sequence.completion, num_tokens, num_cached, sequence.rank is not None)
+        )
+        sequence.block_tables = blocks.add_reference(found)
         end = num_tokens
-        if self.most_blocks(num_tokens) < blocks.blocks_for(num_tokens):
+        if self.max_live_blocks(num_tokens) < num_blocks_for(num_tokens, blocks.block_size) * blocks.num_groups:
             end = min(num_tokens, num_cached + self.max_batch_tokens)
-        plan.evicted += blocks.extend(sequence.block_table, end)
+        plan.evicted += blocks.allocate(sequence.block_tables, end)
         sequence.num_computed, sequence.prefill_end = num_cached, num_tokens
-        sequence.num_published, sequence.published = len(found) // blocks.num_groups, node
+        sequence.num_published, sequence.published_node = len(found[0].blocks), node
         if sequence.rank is None:
             sequence.rank = (next(self._ranks), sequence.completion)
         insort(self.running, sequence, key=_rank)
         return True
 
-    def _to_come(self, num_tokens: int, block_table: SequenceOf[int]) -> int:
-        """How many blocks more than now a table holds at most until it has all for so many tokens."""
-        to_take = self.blocks.blocks_for(num_tokens) - len(block_table)
-        if to_take <= 0:  # as of all who decode: their tables need not be counted
-            return 0
-        return max(0, min(to_take, self.most_blocks(num_tokens) - num_held(block_table)))
+    def _blocks_needed(self, tables: list, num_tokens: int) -> int:
+        """Return how many more blocks a sequence holds at most until its tables cover `num_tokens` positions."""
+        return blocks_needed(tables, num_tokens, self.max_batch_tokens, self.blocks)
 
-    def _advance(self, sequence: Sequence, plan: StepPlan) -> None:
-        """Prefill as much of `sequence` as the budget allows."""
+    def _schedule_chunk(self, sequence: Sequence, plan: StepPlan) -> None:
+        """Schedule as many of the sequence's prefill tokens as the budget allows."""
         num_tokens = min(sequence.prefill_end - sequence.num_computed, self.max_batch_tokens - plan.num_tokens)
-        if num_tokens and self._make_room(sequence, num_tokens, plan):
-            plan.advance(sequence, num_tokens, is_prefill=True)
+        if num_tokens and self._ensure_blocks(sequence, num_tokens, plan):
+            plan.add_chunk(sequence, num_tokens)
 
-    def _make_room(self, sequence: Sequence, num_tokens: int, plan: StepPlan) -> bool:
-        """Blocks of its own for the positions `sequence` fills next, whoever was admitted last making way.
+    def _ensure_blocks(self, sequence: Sequence, num_tokens: int, plan: StepPlan) -> bool:
+        """Give `sequence` blocks of its own for its next `num_tokens` positions, preempting later sequences if needed.
 
-        False if that is `sequence` itself.
+        Returns False if `sequence` itself had to be preempted.
         """
-        blocks, table, start = self.blocks, sequence.block_table, sequence.num_computed
+        blocks, tables = self.blocks, sequence.block_tables
+        start, stop = sequence.num_computed, sequence.num_computed + num_tokens
         while True:
-            missing = blocks.blocks_for(start + num_tokens) - len(table)
-            shared = [] if missing > 0 else [place for place in blocks.row(start) if blocks.is_shared(table[place])]
-            if missing <= 0 and not shared:
+            missing = blocks.num_missing(tables, stop)
+            index = start // blocks.block_size  # only the first block written can be shared; the rest are new
+            shared = [] if missing else [table for table in tables if blocks.is_shared(table.blocks[index])]
+            if not missing and not shared:
                 return True
             if blocks.num_available < max(missing, 1):
                 victim = self.running[-1]
-                plan.preempted.append(Preempted(victim, victim.num_computed))
+                plan.preempted.append(Preemption(victim.request_id, victim.completion, victim.num_computed))
                 plan.withdraw(victim)
                 self._preempt(victim)
                 if victim is sequence:
                     return False
-            elif missing > 0:
-                plan.evicted += blocks.extend(table, start + num_tokens)
+            elif missing:
+                plan.evicted += blocks.allocate(tables, stop)
             else:
-                source, evicted = blocks.own(table, shared[0])
-                plan.copies.append((source, table[shared[0]]))
+                source, evicted = blocks.copy_on_write(shared[0], index)
+                plan.copies.append(BlockCopy(source, shared[0].blocks[index]))
                 plan.evicted += evicted
 
     def _preempt(self, sequence: Sequence) -> None:
-        self._leave(sequence)
+        self._release(sequence)
         self.waiting.push(sequence)
 
     # --- after a step -------------------------------------------------------------------------------------------
 
     def _publish(self, sequence: Sequence) -> None:
-        """Offer the rows that have become full of computed tokens to the prefix index."""
+        """Offer the blocks that have become full of computed tokens to the prefix index."""
         if not self.prefix_caching:
             return
         size = self.blocks.block_size
-        for row in range(sequence.num_published, sequence.num_computed // size):
-            token_ids = sequence.token_ids[row * size : (row + 1) * size]
-            sequence.published = self.blocks.publish(sequence.block_table, row, token_ids, sequence.published)
+        for index in range(sequence.num_published, sequence.num_computed // size):
+            token_ids = sequence.token_ids[index * size : (index + 1) * size]
+            sequence.published_node = self.blocks.publish(
+                sequence.block_tables, index, token_ids, sequence.published_node
+            )
         sequence.num_published = sequence.num_computed // size
 
-    def _part(self, sequence: Sequence) -> list[Sequence]:
-        """At the end of the prompt: as many sequences as completions were asked for, sharing all blocks so far."""
-        members = [sequence]
+    def _fork(self, sequence: Sequence) -> list[Sequence]:
+        """At the end of the prompt, return one sequence per requested completion; they share all blocks so far."""
+        sequences = [sequence]
         for completion in range(1, sequence.num_forks):
-            fork = Sequence.of(sequence.request_id, sequence.token_ids, sequence.max_tokens, priority=sequence.priority)
-            fork.completion, fork.rank = completion, (sequence.rank[0], completion)
-            fork.num_computed = fork.prefill_end = sequence.num_computed
-            fork.num_published, fork.published = sequence.num_published, sequence.published
-            fork.block_table = self.blocks.share(sequence.block_table)
-            self._requests[sequence.request_id].append(fork)
+            fork = sequence.fork(completion, self.blocks.add_reference(sequence.block_tables))
+            self._requests[sequence.request_id][completion] = fork
             insort(self.running, fork, key=_rank)
-            members.append(fork)
+            sequences.append(fork)
         sequence.num_forks = 1
-        return members
+        return sequences
 
-    def _finish(self, sequence: Sequence, reason: str) -> Finished:
-        self._leave(sequence)
-        siblings = self._requests[sequence.request_id]
-        siblings.remove(sequence)
-        if not siblings:
+    def _finish(self, sequence: Sequence, reason: str) -> list[Finish]:
+        """End a sequence; return one event per completion that it represents."""
+        self._release(sequence)
+        unfinished = self._requests[sequence.request_id]
+        del unfinished[sequence.completion]
+        if not unfinished:
             del self._requests[sequence.request_id]
-        return Finished(sequence, reason)
+        return [Finish(sequence.request_id, completion, reason) for completion in sequence.completions]
 
-    def _leave(self, sequence: Sequence) -> None:
-        """Take `sequence` off the queue or out of the running ones, and its blocks with it."""
+    def _release(self, sequence: Sequence) -> None:
+        """Remove `sequence` from the waiting or running ones and free its blocks."""
         self.waiting.discard(sequence)
-        if sequence.block_table:
+        if sequence.block_tables:
             self.running.remove(sequence)
-            self.blocks.shrink(sequence.block_table)
+            self.blocks.free(sequence.block_tables)
+            sequence.block_tables = []
         sequence.num_computed = 0
 
     def __repr__(self):
         return (
             f"Scheduler({self.policy}, {len(self.running)} running, {len(self.waiting)} waiting, at most "
-            f"{self.max_batch_tokens} tokens of {self.max_sequences} sequences a step, {self.blocks!r})"
+            f"{self.max_batch_tokens} tokens of {self.max_sequences} sequences per step, {self.blocks!r})"
         )
 
 
 def _rank(sequence: Sequence) -> tuple[int, int]:
+    assert sequence.rank is not None, "a running sequence has a rank"
     return sequence.rank

@@ -5,30 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
-from minillm.engine.block_allocator import num_held
+from minillm.engine.block_table import BlockTable
 from minillm.engine.prefix_index import Node
+from minillm.reprs import sequence_name
 
 
 @dataclass(eq=False)
 class Sequence:
-    """The tokens of one completion, how far they have been computed, and where their keys and values lie.
+    """The tokens of one completion, how many have been computed, and the blocks of their keys and values.
 
     Attributes
     ----------
-    token_ids : prompt, then answer.
-    num_prompt_tokens : how many of them are the prompt.
-    request_id, completion : whose it is; a request's completions are numbered from 0.
-    max_tokens : the answer has at most so many.
-    num_forks : completions that this sequence stands for. A request of n completions computes its prompt once, as one
-        sequence of n forks, which then parts into n sequences of one.
-    priority : smaller goes first, where the admission order looks at it.
-    num_computed : how many tokens have their key and value in the cache.
-    prefill_end : tokens known when it was last admitted: up to there it is in prefill, from there on it decodes.
-    num_published : how many rows of its table, from the first on, have been offered to the prefix index.
-    published : the node of the last of them in the prefix index; None where nobody can find it.
-    block_table : the cache blocks its tokens lie in, in order (of each group of layers, side by side); GIVEN_BACK for
-        those that no query reaches any more.
-    rank : (order of first admission, completion), or None before that: who goes first when not all can go.
+    token_ids : the prompt, followed by the answer.
+    num_prompt_tokens : length of the prompt.
+    request_id, completion : the request, and the number of this completion in it, from 0.
+    max_tokens : maximum length of the answer.
+    num_forks : completions that this sequence represents. A request for n completions computes its prompt once, as one
+        sequence of n forks; at the end of the prompt it is forked into n sequences.
+    priority : smaller is admitted first, under the "priority" admission order.
+    num_computed : tokens whose key and value are in the cache.
+    prefill_end : tokens known at the last admission. The sequence is in prefill up to there, and decodes afterwards.
+    num_published : full blocks, counted from the first, that have been offered to the prefix index.
+    published_node : the last of them in the prefix index; None if the index no longer contains it.
+    block_tables : one BlockTable per KV-cache group while the sequence runs; empty while it waits.
+    rank : (order of first admission, completion), or None before the first admission. Smaller ranks are served first.
     """
 
     token_ids: list[int]
@@ -41,14 +41,34 @@ class Sequence:
     num_computed: int = 0
     prefill_end: int = 0
     num_published: int = 0
-    published: Node | None = None
-    block_table: list[int] = field(default_factory=list)
+    published_node: Node | None = None
+    block_tables: list[BlockTable] = field(default_factory=list)
     rank: tuple[int, int] | None = None
 
     @classmethod
-    def of(cls, request_id: str, prompt: SequenceOf[int], max_tokens: int, **more: int) -> Sequence:
-        """A new request's: nothing generated, nothing computed."""
-        return cls(list(prompt), len(prompt), request_id, max_tokens=max_tokens, **more)
+    def from_prompt(
+        cls, request_id: str, prompt: SequenceOf[int], max_tokens: int, *, num_forks: int = 1, priority: int = 0
+    ) -> Sequence:
+        """Return the sequence of a new request: nothing generated, nothing computed."""
+        return cls(list(prompt), len(prompt), request_id, max_tokens=max_tokens, num_forks=num_forks, priority=priority)
+
+    def fork(self, completion: int, block_tables: list[BlockTable]) -> Sequence:
+        """Return another completion of the same request that continues from here, with its own block tables."""
+        assert self.rank is not None, "only a running sequence is forked"
+        return Sequence(
+            list(self.token_ids),
+            self.num_prompt_tokens,
+            self.request_id,
+            completion,
+            max_tokens=self.max_tokens,
+            priority=self.priority,
+            num_computed=self.num_computed,
+            prefill_end=self.num_computed,
+            num_published=self.num_published,
+            published_node=self.published_node,
+            block_tables=block_tables,
+            rank=(self.rank[0], completion),
+        )
 
     @property
     def num_generated(self) -> int:
@@ -57,26 +77,27 @@ class Sequence:
 
     @property
     def completions(self) -> range:
-        """The numbers of the completions it stands for."""
+        """The numbers of the completions that this sequence represents."""
         return range(self.completion, self.completion + self.num_forks)
 
     @property
     def in_prefill(self) -> bool:
-        """Whether tokens that stood there when it was admitted are still to be computed."""
+        """Whether tokens that were known at the last admission remain to be computed."""
         return self.num_computed < self.prefill_end
 
     @property
-    def most_positions(self) -> int:
-        """Positions it can come to fill: all tokens but the very last, which nothing follows."""
+    def max_positions(self) -> int:
+        """Positions it fills at most: every token but the last, whose key and value are never needed."""
         return self.num_prompt_tokens + self.max_tokens - 1
 
     @property
     def name(self) -> str:
-        """Its request's id, and the completion's number unless it is the first."""
-        return f"{self.request_id}.{self.completion}" if self.completion else self.request_id
+        """The request's id, and the completion's number unless that is 0."""
+        return sequence_name(self.request_id, self.completion)
 
     def __repr__(self):
+        num_blocks = sum(len(table.live_blocks) for table in self.block_tables)
         return (
             f"Sequence({self.name}: {self.num_prompt_tokens} prompt + {self.num_generated} generated tokens, "
-            f"{self.num_computed} computed, {num_held(self.block_table)} blocks)"
+            f"{self.num_computed} computed, {num_blocks} blocks)"
         )

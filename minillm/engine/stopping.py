@@ -1,4 +1,4 @@
-"""StopMatcher: ends an answer at a stop string, without ever showing a part of one."""
+"""StopMatcher: ends an answer at a stop string without showing any part of it."""
 
 from __future__ import annotations
 
@@ -6,38 +6,46 @@ from collections.abc import Sequence as SequenceOf
 
 
 class StopMatcher:
-    """Lets text through until a stop string is complete.
+    """Passes text on until a stop string is complete.
 
-    A stop string may straddle tokens. So text that could be the beginning of one is held back until what follows
-    decides: of "...\\nUser" with stop "\\nUser:" the last five characters wait.
+    A stop string can span several tokens. Text that could be the beginning of one is therefore held back until the text
+    after it decides: with the stop string "\\nUser:", the last five characters of "...\\nUser" are held back.
+
+    Parameters
+    ----------
+    stop : the stop strings.
+
+    Attributes
+    ----------
+    matched : the stop string that ended the text, or None.
     """
 
     def __init__(self, stop: SequenceOf[str]):
         self.stop = tuple(stop)
-        self.matched: str | None = None  # the stop string that ended the text
-        self._held = ""
+        self.matched: str | None = None
+        self._held_back = ""
 
     def push(self, text: str) -> str:
-        """Take the next piece of text; return what may be shown now. Nothing comes after a match."""
+        """Take the next piece of text; return the text that can be shown now, which is none after a match."""
         if self.matched is not None:
             return ""
-        text = self._held + text
-        found = [(text.index(stop), stop) for stop in self.stop if stop in text]
-        if found:
-            start, self.matched = min(found)
-            self._held = ""
+        text = self._held_back + text
+        matches = [(text.index(stop), stop) for stop in self.stop if stop in text]
+        if matches:
+            start, self.matched = min(matches)
+            self._held_back = ""
             return text[:start]
-        keep = max((overlap(text, stop) for stop in self.stop), default=0)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+        length = max((overlap(text, stop) for stop in self.stop), default=0)
+        self._held_back = text[len(text) - length :]
+        return text[: len(text) - length]
 
     def finish(self) -> str:
-        """The text ends here: what was held back was no stop string after all."""
-        held, self._held = self._held, ""
-        return held
+        """End the text; return what was held back, because no stop string was completed."""
+        text, self._held_back = self._held_back, ""
+        return text
 
 
 def overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a beginning of `stop`, but not all of it."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `stop`."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

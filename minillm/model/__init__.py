@@ -1,1 +1,1 @@
-"""The numbers: what a model is, its weights, the forward pass and the cache it reads. See `minillm.model.transformer`."""
+"""The numbers: what a model is, its weights, its forward pass and its cache. See `minillm.model.transformer`."""

@@ -1,50 +1,80 @@
 """Batch: one step's tokens, flattened.
 
-A step advances several sequences, each by a *chunk*: many tokens of a prompt (prefill) or one new token (decode).
-Their chunks are laid end to end. Nothing is padded, and the transformer need not know which is which:
+A step advances several sequences, each by a *chunk*: many tokens of a prompt (prefill) or one new token (decode). The
+chunks are laid end to end, without padding, and the transformer does not need to know which kind each one is:
 
     sequence      0  0  0  0  0 | 1 | 2  2  2
     token_ids     5  8  1  9  4 | 7 | 3  3  6
     positions     0  1  2  3  4 | 9 | 4  5  6
     query_starts  0               5   6       9
 
-Where a token's key and value go, and where those before it lie, is said once for each group of layers (`blocks.py`): of
-most models there is one.
+`slots` gives the place in the KV cache where each token's key and value are written, and `block_tables` the places of
+the earlier ones. Both have one row per KV-cache group; most models have a single group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from minillm.engine.block_allocator import GIVEN_BACK
-from minillm.engine.step_plan import ScheduledChunk, StepPlan
-from minillm.reprs import few, few_blocks
+from minillm.reprs import abbreviated, format_block_tables
+
+NO_BLOCK = -1  # in a block table: a freed block, or padding after a shorter table
+
+
+class ChunkLike(Protocol):
+    """The part of one sequence that a step computes. A scheduler's chunk has these fields, and so has `Chunk`."""
+
+    @property
+    def token_ids(self) -> SequenceOf[int]:
+        """The tokens to compute."""
+
+    @property
+    def start(self) -> int:
+        """Position of the first token."""
+
+    @property
+    def block_tables(self) -> SequenceOf[SequenceOf[int]]:
+        """The sequence's blocks, one table per KV-cache group."""
+
+
+class PlanLike(Protocol):
+    """A scheduler's plan for a step."""
+
+    @property
+    def chunks(self) -> SequenceOf[ChunkLike]:
+        """The chunks in the order of the batch."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """The part of one sequence that a step computes: its next tokens, where they start, and its block table."""
+    """The part of one sequence that a step computes.
+
+    Attributes
+    ----------
+    token_ids : the tokens to compute.
+    start : position of the first one.
+    block_tables : for each KV-cache group, the blocks that hold positions 0 to `start + len(token_ids) - 1`.
+    """
 
     token_ids: SequenceOf[int]
-    start: int  # position of the first of them
-    block_table: SequenceOf[
-        int
-    ]  # covers positions up to start + len(token_ids) - 1; see `minillm.engine.block_allocator`
+    start: int
+    block_tables: SequenceOf[SequenceOf[int]]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What `Transformer.forward` reads: flat integer arrays, one entry a token, and the block tables of each sequence.
+    """What `Transformer.forward` reads: flat integer arrays with one entry per token, and the block tables.
 
     Attributes
     ----------
     token_ids, positions : int32 [T]
-    slots : int64 [groups, T], where each token's key and value go: block * B + offset
-    query_starts : int32 [S + 1], sequence `s` owns tokens `query_starts[s]` to `query_starts[s + 1]`
-    block_tables : int32 [groups, S, most blocks a sequence], unused and given-back entries are -1
+    slots : int64 [groups, T], where each token's key and value are written: block * B + offset
+    query_starts : int32 [S + 1]; sequence `s` owns tokens `query_starts[s]` to `query_starts[s + 1]`
+    block_tables : int32 [groups, S, most blocks per sequence]; freed and unused entries are -1
     """
 
     token_ids: np.ndarray
@@ -54,55 +84,42 @@ class Batch:
     block_tables: np.ndarray
 
     @classmethod
-    def from_chunks(cls, chunks: SequenceOf[Chunk | ScheduledChunk], block_size: int, num_groups: int = 1) -> Batch:
+    def from_chunks(cls, chunks: SequenceOf[ChunkLike], block_size: int, num_groups: int = 1) -> Batch:
         """Lay the chunks end to end.
 
         Raises
         ------
         ValueError
-            No chunk, an empty chunk, or a block table that is too short for its chunk or has given its blocks back.
+            There is no chunk, a chunk is empty, it has too few block tables, or a table does not cover it.
         """
         if not chunks:
             raise ValueError("a batch needs at least one chunk")
+        for number, chunk in enumerate(chunks):
+            _check_chunk(number, chunk, block_size, num_groups)
         lengths = [len(chunk.token_ids) for chunk in chunks]
-        widest = max(len(chunk.block_table) for chunk in chunks)
-        tables = np.full((len(chunks), widest), GIVEN_BACK, np.int32)
-        for number, (chunk, length) in enumerate(zip(chunks, lengths, strict=True)):
-            capacity = len(chunk.block_table) // num_groups * block_size
-            if len(chunk.block_table) % num_groups:
-                raise ValueError(
-                    f"chunk {number} has a table of {len(chunk.block_table)} blocks; of {num_groups} groups of layers "
-                    "there must be equally many of each"
-                )
-            if length == 0 or chunk.start < 0 or chunk.start + length > capacity:
-                groups = f" for {num_groups} groups of layers" if num_groups > 1 else ""
-                raise ValueError(
-                    f"chunk {number} holds {length} tokens from position {chunk.start} on; it needs at least one "
-                    f"token, and its {len(chunk.block_table)} blocks of {block_size}{groups} end at {capacity}"
-                )
-            tables[number, : len(chunk.block_table)] = chunk.block_table
-        tables = tables.reshape(len(chunks), -1, num_groups)
+        tables = _padded([chunk.block_tables for chunk in chunks], num_groups)
         positions = np.concatenate(
             [np.arange(chunk.start, chunk.start + length) for chunk, length in zip(chunks, lengths, strict=True)]
         )
-        owners = np.repeat(np.arange(len(chunks)), lengths)
-        blocks = tables[owners, positions // block_size]
-        if blocks.min() == GIVEN_BACK:
-            token = blocks.min(axis=1).argmin()
+        sequences = np.repeat(np.arange(len(chunks)), lengths)
+        blocks = tables[:, sequences, positions // block_size]  # [groups, T]
+        if blocks.min() == NO_BLOCK:
+            token = blocks.min(axis=0).argmin()
+            chunk = chunks[sequences[token]]
             raise ValueError(
-                f"chunk {owners[token]} would write to position {positions[token]}, but its block table has given back "
-                f"the block of that: {few_blocks(chunks[owners[token]].block_table)}"
+                f"chunk {sequences[token]} would write to position {positions[token]}, whose block has been freed: its "
+                f"block tables are {format_block_tables(chunk.block_tables)}"
             )
         return cls(
             token_ids=np.concatenate([np.asarray(chunk.token_ids, np.int32) for chunk in chunks]),
             positions=positions.astype(np.int32),
-            slots=blocks.T.astype(np.int64, order="C") * block_size + positions % block_size,
+            slots=blocks.astype(np.int64) * block_size + positions % block_size,
             query_starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
-            block_tables=np.ascontiguousarray(tables.transpose(2, 0, 1)),
+            block_tables=tables,
         )
 
     @classmethod
-    def from_plan(cls, plan: StepPlan, block_size: int, num_groups: int = 1) -> Batch:
+    def from_plan(cls, plan: PlanLike, block_size: int, num_groups: int = 1) -> Batch:
         """Lay the chunks of a scheduler's plan end to end. Raises as `from_chunks` does."""
         return cls.from_chunks(plan.chunks, block_size, num_groups)
 
@@ -116,9 +133,41 @@ class Batch:
         """`S`."""
         return len(self.query_starts) - 1
 
+    @property
+    def last_tokens(self) -> np.ndarray:
+        """Index of each sequence's last token, [S]."""
+        return self.query_starts[1:] - 1
+
     def __repr__(self):
         spans = (
             f"{self.positions[start]}..{self.positions[stop - 1]}" if stop - start > 1 else f"{self.positions[start]}"
             for start, stop in zip(self.query_starts[:-1], self.query_starts[1:], strict=True)
         )
-        return f"Batch({self.num_tokens} tokens of {self.num_sequences} sequences, positions {few(spans, ', ')})"
+        return (
+            f"Batch({self.num_tokens} tokens of {self.num_sequences} sequences, positions {abbreviated(spans, ', ')})"
+        )
+
+
+def _check_chunk(number: int, chunk: ChunkLike, block_size: int, num_groups: int) -> None:
+    num_tables, lengths = len(chunk.block_tables), {len(table) for table in chunk.block_tables}
+    if num_tables != num_groups or len(lengths) != 1:
+        raise ValueError(
+            f"chunk {number} has {num_tables} block tables of {sorted(lengths)} blocks; expected {num_groups}, one per "
+            "KV-cache group, all of the same length"
+        )
+    length, capacity = len(chunk.token_ids), lengths.pop() * block_size
+    if length == 0 or chunk.start < 0 or chunk.start + length > capacity:
+        raise ValueError(
+            f"chunk {number} has {length} tokens starting at position {chunk.start}; it needs at least one token, and "
+            f"its block tables cover positions 0 to {capacity - 1}"
+        )
+
+
+def _padded(block_tables: SequenceOf[SequenceOf[SequenceOf[int]]], num_groups: int) -> np.ndarray:
+    """The block tables of S sequences as one array, int32 [groups, S, most blocks]."""
+    longest = max(len(tables[0]) for tables in block_tables)
+    padded = np.full((num_groups, len(block_tables), longest), NO_BLOCK, np.int32)
+    for sequence, tables in enumerate(block_tables):
+        for group, table in enumerate(tables):
+            padded[group, sequence, : len(table)] = table
+    return padded

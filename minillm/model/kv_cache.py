@@ -1,55 +1,124 @@
 """KVCache: the memory that makes the hundredth token as cheap as the second.
 
-Attention needs the key and value of every earlier token. They never change, so they are computed once and kept
-here: two arrays, cut into blocks that sequences take and give back. A contiguous cache, as textbooks draw it, is the
-case of one block as long as the context.
+Attention reads the key and value of every earlier token. They never change, so they are computed once and kept here, in
+two arrays that are divided into blocks of B positions. Which sequence owns which block is decided elsewhere
+(`minillm.engine.block_allocator`). A contiguous cache, as textbooks draw it, is the case of one block per sequence.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from minillm.engine.block_allocator import BlockAllocator
 from minillm.model.config import ModelConfig
 
-Layout = tuple[tuple[tuple[int, ...], ...], int, int]
+DTYPES = ("float32", "float16")  # types that keys and values can be stored in
 
-DTYPES = ("float32", "float16")  # what keys and values can be stored as
+FULL_ATTENTION_WEIGHT = 8  # see `_layers_per_block`
 
 
-def layout(config: ModelConfig) -> Layout:
-    """What a cache and a model must have in common: groups of layers, key/value heads, numbers in a head."""
-    return config.layer_groups, config.num_kv_heads, config.head_dim
+@dataclass(frozen=True)
+class KVGroup:
+    """Layers whose keys and values share blocks, because they have the same window.
+
+    Attributes
+    ----------
+    layers : indices of the layers.
+    window : positions that a query reads, counting its own; None for all earlier ones.
+    """
+
+    layers: tuple[int, ...]
+    window: int | None
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """What a cache and a model must agree on: the KV-cache groups, the key/value heads G, and head_dim K."""
+
+    groups: tuple[KVGroup, ...]
+    num_kv_heads: int
+    head_dim: int
+
+    @classmethod
+    def from_config(cls, config: ModelConfig) -> CacheShape:
+        """Return the shape of the caches that fit this model."""
+        return cls(kv_groups(config), config.num_kv_heads, config.head_dim)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of each group."""
+        return tuple(group.window for group in self.groups)
+
+    @property
+    def layers_per_block(self) -> int:
+        """Layers that a block has room for: those of the largest group."""
+        return max(len(group.layers) for group in self.groups)
+
+
+def kv_groups(config: ModelConfig) -> tuple[KVGroup, ...]:
+    """Divide the layers of a model into KV-cache groups.
+
+    Most models have one group of all layers. Where some layers have a sliding window, layers with different windows
+    are in different groups, so that those with a window can free blocks that the others still read.
+    """
+    windows = [config.window(layer) for layer in range(config.num_layers)]
+    layers_by_window = {
+        window: tuple(layer for layer, own in enumerate(windows) if own == window) for window in dict.fromkeys(windows)
+    }
+    size = _layers_per_block(layers_by_window)
+    return tuple(
+        KVGroup(layers[start : start + size], window)
+        for window, layers in layers_by_window.items()
+        for start in range(0, len(layers), size)
+    )
+
+
+def _layers_per_block(layers_by_window: dict[int | None, tuple[int, ...]]) -> int:
+    """Choose the number of layers per block that wastes the least memory.
+
+    All groups use blocks of the same size, so that they can share one pool. A group with fewer layers than a block has
+    room for wastes the rest. Layers without a window hold their blocks longest, so their waste counts more; and each
+    further group costs about one layer, because its block table has to be kept.
+    """
+    num_layers = sum(map(len, layers_by_window.values()))
+
+    def cost(size: int) -> int:
+        return sum(
+            (FULL_ATTENTION_WEIGHT if window is None else 1) * (size + 1) * -(-len(layers) // size)
+            for window, layers in layers_by_window.items()
+        )
+
+    return min(range(1, num_layers + 1), key=cost)
 
 
 class KVCache:
     """Keys and values of all layers, in blocks.
 
+    Parameters
+    ----------
+    config : ModelConfig of the model whose keys and values are stored.
+    num_blocks : N
+    block_size : B, positions per block.
+    dtype : type that numbers are stored in. "float16" takes half the memory, and half the time to read; keys and values
+        are rounded to 11 significant bits, and become infinite beyond 65,504. Attention computes in float32 either way.
+    xp : array library that allocates the arrays: NumPy for main memory, CuPy for the GPU.
+
     Attributes
     ----------
-    keys : [N, layers of a group, G, K, B], float32 or float16
-        A block holds its B positions for all layers, so that memory is touched, and taken, as blocks are filled; or for
-        one group of them, where some see only a window (`ModelConfig.layer_groups`).
-        Positions lie innermost: scoring a query against the B keys of a block then runs along memory, a lane a key.
-    values : [N, layers of a group, G, B, K]
-        Here head_dim lies innermost: the weighted sum of values runs along memory too, a lane a component.
-    places : int64 [L, 2], for each layer its group, and where in that group's blocks it stands.
-    layout : what of a model's config a cache is made for.
-    blocks : BlockAllocator
-        Says which blocks are held; block tables are kept by whoever owns a sequence.
-
-    Notes
-    -----
-    `dtype` is what numbers are stored as. "float16" takes half the memory, and half the time to read; keys and values
-    are rounded to 11 bits, and to infinity beyond 65,504. Attention computes in float32 either way. `xp` is the array
-    library that makes the arrays, and so says where they live: NumPy's in the machine's memory, CuPy's on the GPU.
+    keys : [N, layers per block, G, K, B], float32 or float16
+        A block holds B positions of one KV-cache group's layers. Positions are innermost, so that scoring a query
+        against the B keys of a block reads memory in order, one SIMD lane per key.
+    values : [N, layers per block, G, B, K]
+        Here head_dim is innermost, so that the weighted sum of values reads memory in order, one lane per component.
+    layer_slots : int64 [L, 2], for each layer its KV-cache group and its index within that group's blocks.
+    shape : CacheShape, what the cache and a model must agree on.
 
     Raises
     ------
     ValueError
-        `dtype` is neither.
+        `dtype` is not one of DTYPES.
     """
 
     def __init__(
@@ -57,43 +126,42 @@ class KVCache:
     ):
         if dtype not in DTYPES:
             raise ValueError(f"kv_dtype is {dtype!r}; keys and values can be stored as {' or '.join(DTYPES)}")
-        self.layout = groups, heads, head_dim = layout(config)
-        layers = max(map(len, groups))
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self.num_layers = config.num_layers
+        self.shape = CacheShape.from_config(config)
+        layers, heads, head_dim = self.shape.layers_per_block, self.shape.num_kv_heads, self.shape.head_dim
         self.keys = xp.zeros((num_blocks, layers, heads, head_dim, block_size), dtype=getattr(xp, dtype))
         self.values = xp.zeros((num_blocks, layers, heads, block_size, head_dim), dtype=getattr(xp, dtype))
-        self.places = np.empty((config.num_layers, 2), np.int64)
-        for number, group in enumerate(groups):
-            for place, layer in enumerate(group):
-                self.places[layer] = number, place
-        # Last, for its lists are not free, and the arrays' pages are.
-        self.blocks = BlockAllocator(num_blocks, block_size, config.group_windows)
+        self.layer_slots = np.empty((config.num_layers, 2), np.int64)
+        for number, group in enumerate(self.shape.groups):
+            for layer_in_block, layer in enumerate(group.layers):
+                self.layer_slots[layer] = number, layer_in_block
 
     @classmethod
     def contiguous(
         cls, config: ModelConfig, length: int, num_sequences: int = 1, dtype: str = "float32", xp: Any = np
     ) -> KVCache:
-        """A cache of one unbroken stretch of `length` positions for each sequence, in each group of layers."""
-        return cls(config, num_sequences * len(config.layer_groups), block_size=length, dtype=dtype, xp=xp)
+        """Return a cache with one unbroken block of `length` positions per sequence, in each KV-cache group."""
+        return cls(config, num_sequences * len(kv_groups(config)), block_size=length, dtype=dtype, xp=xp)
 
     @staticmethod
-    def blocks_for(config: ModelConfig, num_tokens: int, block_size: int) -> int:
-        """How many blocks of a cache for this model `num_tokens` positions of a sequence fill, in all its groups."""
-        return -(-num_tokens // block_size) * len(config.layer_groups)
+    def num_blocks_for(config: ModelConfig, num_tokens: int, block_size: int) -> int:
+        """Return how many blocks `num_tokens` positions of one sequence fill, in all KV-cache groups of a model."""
+        return -(-num_tokens // block_size) * len(kv_groups(config))
 
-    @property
-    def block_size(self) -> int:
-        """`B`: positions a block holds."""
-        return self.blocks.block_size
-
-    @property
-    def num_blocks(self) -> int:
-        """`N`: blocks in all."""
-        return self.blocks.num_blocks
+    def full_tables(self) -> list[list[int]]:
+        """Return block tables, one per KV-cache group, that together give the whole cache to a single sequence."""
+        return [list(range(group, self.num_blocks, self.num_groups)) for group in range(self.num_groups)]
 
     @property
     def num_groups(self) -> int:
-        """Groups of layers; a position lies in one block of each."""
-        return self.blocks.num_groups
+        """KV-cache groups. The keys of a position are in one block of each."""
+        return len(self.shape.groups)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of each KV-cache group; None where queries read all earlier positions."""
+        return self.shape.windows
 
     @property
     def bytes_per_block(self) -> int:
@@ -103,35 +171,22 @@ class KVCache:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of a position's keys and values in all layers."""
-        _, _, heads, head_dim, _ = self.keys.shape
-        return 2 * len(self.places) * heads * head_dim * self.keys.itemsize
+        """Bytes of one position's keys and values in all layers."""
+        return 2 * self.num_layers * self.shape.num_kv_heads * self.shape.head_dim * self.keys.itemsize
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the whole pool."""
+        """Bytes of the whole cache."""
         return self.num_blocks * self.bytes_per_block
 
-    @property
-    def num_bytes_held(self) -> int:
-        """Bytes of the blocks that sequences hold now."""
-        return self.blocks.num_held * self.bytes_per_block
-
-    @property
-    def occupancy(self) -> float:
-        """Share of the blocks that sequences hold now, 0 to 1."""
-        return self.blocks.num_held / self.num_blocks
-
-    def __repr__(self):
-        _, _, heads, head_dim, _ = self.keys.shape
-        layers = f"{len(self.places)} layers" + (f" in {self.num_groups} groups" if self.num_groups > 1 else "")
-        return (
-            f"KVCache({layers}, {heads} kv heads of {head_dim}, {self.keys.dtype}; {self.blocks.num_held} of "
-            f"{self.num_blocks} blocks of {self.block_size} held, {self.num_bytes_held / 1e6:.1f} of "
-            f"{self.num_bytes / 1e6:.1f} MB)"
-        )
-
     def copy_block(self, source: int, target: int) -> None:
-        """Write over block `target` what stands in block `source`, in all its layers."""
+        """Copy the content of block `source` to block `target`."""
         self.keys[target, ...] = self.keys[source, ...]
         self.values[target, ...] = self.values[source, ...]
+
+    def __repr__(self):
+        groups = f" in {self.num_groups} groups" if self.num_groups > 1 else ""
+        return (
+            f"KVCache({self.num_layers} layers{groups}, {self.shape.num_kv_heads} kv heads of {self.shape.head_dim}, "
+            f"{self.keys.dtype}; {self.num_blocks} blocks of {self.block_size}, {self.num_bytes / 1e6:.1f} MB)"
+        )

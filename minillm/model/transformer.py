@@ -1,17 +1,19 @@
 """The forward pass: token ids in, scores for the next token out. Start reading here.
 
-A Llama-style transformer is an embedding, a stack of layers, and a head. Every layer adds two things to the running
-vector of each token: what attention gathers from the tokens before it, and what a gated feed-forward layer makes
-of the token itself. Prefill and decode are this same pass, over many tokens of a sequence or over one.
+A Llama-style transformer is an embedding, a stack of layers, and a head. Every layer adds two things to the vector of
+each token: what attention gathers from the tokens before it, and what a gated feed-forward layer computes from the
+token itself. Prefill and decode are this same pass, over many tokens of a sequence or over one.
 
-Other models differ from Llama in a few named places, each a line or two here and a field in `ModelConfig`; a part that
-a model lacks is None. On a first reading, skip them: `docs/models.md` has who differs in what. What a layer holds, `q`
-and `k` and all the rest, is listed in `weights.py`.
+**Which code runs.** Everything here runs as you read it, layer by layer, whenever a debugger is attached, a probe is
+set, or the model was made with `LLM(fused=False)`. Otherwise the default backend runs all layers as one compiled call
+(`ops/jit/layers.py`), which is faster: it makes the same calls to the same kernels, and so computes the same bits.
 
-The numbers are worked out by `ops`, a backend (see `minillm/ops/__init__.py`); this file says what is computed.
+The numbers are computed by `ops`, a backend (see `minillm/ops/__init__.py`); this file only composes its operations.
+The weights that a layer holds are listed in `weights.py`. Models that differ from Llama do so in a few named places, at
+the end of the class; skip them on a first reading. `docs/models.md` lists which model differs in what.
 
-Shapes, here and everywhere: `T` tokens in the step, `S` sequences, `V` vocabulary, `D` hidden size (the numbers that
-describe a token on its way), `F` feed-forward size, `H` query heads, `G` key/value heads, `K` numbers in a head.
+Shapes, here and everywhere: `T` tokens in the step, `S` sequences, `V` vocabulary, `D` hidden size, `F` feed-forward
+size, `H` query heads, `G` key/value heads, `K` head_dim.
 """
 
 from __future__ import annotations
@@ -24,13 +26,15 @@ import numpy as np
 
 from minillm.model.batch import Batch
 from minillm.model.config import ModelConfig
-from minillm.model.kv_cache import KVCache, layout
+from minillm.model.debugger import debugger_attached
+from minillm.model.kv_cache import CacheShape, KVCache
+from minillm.model.mixture import mixture
 from minillm.model.probe import Probe, no_probe, with_copies
 from minillm.model.rope import rope_frequencies
-from minillm.model.weights import MLP, Layer, Loader, Norm, num_bytes
+from minillm.model.weights import MLP, Linear, MixtureOfExperts, Norm, WeightLoader, num_bytes, parts_per_token
 
 Array = Any  # an array of the backend's library
-Angles = dict[int | None, tuple[Array, Array]]  # window of a layer -> cosines and sines [T, R/2]; None: all others
+Angles = dict[int | None, tuple[Array, Array]]  # cosines and sines [T, R/2] by the window of a layer; None: all others
 
 
 class Transformer:
@@ -40,28 +44,25 @@ class Transformer:
     ----------
     config : ModelConfig
     load : callable
-        Gives the tensor of a name in `config.tensor_shapes()`, a float32 array or a QuantizedMatrix. It is asked for
-        one after another, so that a checkpoint need never be in memory twice.
+        Returns the tensor of a name in `config.tensor_shapes()`, a float32 array or a QuantizedMatrix. It is called for
+        one name after another, so that a checkpoint need never be in memory twice.
     ops : module
         The backend that computes: one of `minillm.ops`.
+    fused : bool
+        Whether the backend may run all layers as one compiled call. The bits are the same either way.
     """
 
-    def __init__(self, config: ModelConfig, load: Callable[[str], Any], ops: ModuleType):
+    def __init__(self, config: ModelConfig, load: Callable[[str], Any], ops: ModuleType, *, fused: bool = True):
         self.config = config
         self.ops = ops
         self.xp = ops.array_library()
-        self.kv_layout = layout(config)
-        rotary_dim = config.rotary_dim or config.head_dim
-        self.frequencies = ops.as_vector(rope_frequencies(rotary_dim, config.rope_theta, config.rope_scaling))
-        self.attention_factor = config.rope_scaling.attention_factor if config.rope_scaling else 1.0
-        self.window_frequencies = self.frequencies
-        if config.window_rope_theta and config.sliding_window:
-            self.window_frequencies = ops.as_vector(rope_frequencies(rotary_dim, config.window_rope_theta))
-        weights = Loader(config, load, ops)
+        self.cache_shape = CacheShape.from_config(config)
+        self._make_frequencies()
+        weights = WeightLoader(config, load, ops)
         self.embedding = weights.matrix("embedding")
-        self.positions = weights.matrix("positions") if config.learned_positions else None
+        self.position_embedding = weights.matrix("positions") if config.learned_positions else None
         self.layers = weights.layers()
-        self.fused_layers = ops.fuse(self.layers, config)
+        self.fused_layers = ops.fuse(self.layers, config) if fused else None
         self.final_norm = weights.norm("final_norm")
         self.head = self.embedding if config.tie_embeddings else weights.matrix("head")
 
@@ -75,12 +76,12 @@ class Transformer:
         batch : Batch
             T tokens of S sequences.
         kv_cache : KVCache
-            Holds the keys and values of all earlier positions; gains those of this step.
+            Holds the keys and values of all earlier positions. Those of this step are written to it.
         every_token : bool
-            Score the next token after each token (T rows), not only after each chunk's last (S rows).
+            Score the next token after each token (T rows), instead of only after each chunk's last (S rows).
         probe : callable
-            Is shown each intermediate as `probe("layers.3.attention.q", array)`, and changes none: `minillm.model.probe` has
-            all names.
+            Is called with each intermediate result, as `probe("layers.3.attention.q", array)`. `minillm.model.probe`
+            lists all names.
 
         Returns
         -------
@@ -89,65 +90,34 @@ class Transformer:
         Raises
         ------
         ValueError
-            A token id is not in the vocabulary, or a position not among those that the model has learned; or the cache
-            is another model's, or the batch has tables of other groups of layers.
+            A token id is not in the vocabulary; a position is beyond those that the model has learned; the cache was
+            made for another model; or the batch has the wrong number of block tables.
         """
-        if not 0 <= batch.token_ids.min() <= batch.token_ids.max() < self.config.vocab_size:
-            raise ValueError(f"{batch} holds a token id outside 0 to {self.config.vocab_size - 1}")
-        ops, config, xp = self.ops, self.config, self.xp
-        if config.learned_positions and batch.positions.max() >= config.context_length:
-            raise ValueError(f"{batch} goes beyond the {config.context_length} positions that the model has learned")
-        if kv_cache.layout != self.kv_layout:
-            raise ValueError(f"{kv_cache!r} was made for another model than {self!r}")
-        if len(batch.slots) != kv_cache.num_groups:
-            raise ValueError(
-                f"{batch} has block tables of {len(batch.slots)} groups of layers, but the cache has "
-                f"{kv_cache.num_groups}: make it with num_groups=kv_cache.num_groups"
-            )
-        if probe is not no_probe:
-            probe = with_copies(probe, ops.to_numpy)
-        batch = Batch(*map(ops.as_indices, vars(batch).values()))  # once a step, not once a layer
-        x = ops.embed(batch.token_ids, self.embedding)  # [T, D], and so it stays through all layers
-        if config.embedding_scale != 1:
-            x = x * config.embedding_scale
-        if config.learned_positions:
-            x = x + ops.embed(batch.positions, self.positions)
+        self._check(batch, kv_cache)
+        probe = probe if probe is no_probe else with_copies(probe, self.ops.to_numpy)
+        batch = Batch(*map(self.ops.as_indices, vars(batch).values()))  # moved to the backend once per step
+        x = self._embed(batch)  # [T, D]
         probe("embedding", x)
-        angles = self._angles(batch)
-        if self.fused_layers and probe is no_probe:
-            x = self.fused_layers(x, angles, batch, kv_cache)
-        else:
-            for index in range(config.num_layers):
-                x = self._layer(x, angles, batch, kv_cache, index, probe)
+        x = self._layers(x, batch, kv_cache, probe)  # [T, D]
         if not every_token:
-            x = xp.take(x, xp.asarray(batch.query_starts[1:] - 1), axis=0)  # the last token of each chunk
+            x = self.xp.take(x, self.xp.asarray(batch.last_tokens), axis=0)  # [S, D]
         x = self._norm(x, self.final_norm)
         probe("final_norm", x)
-        logits = ops.linear(x, self.head)
-        if config.logit_soft_cap:
-            logits = ops.apply_soft_cap(logits, config.logit_soft_cap)
-        logits = ops.to_numpy(logits)
+        logits = self._logits(x)
         probe("logits", logits)
         return logits
 
-    def _angles(self, batch: Batch) -> Angles:
-        """How far the step's queries and keys are turned; layers with a window may turn at a pace of their own."""
-        angles = {None: self.ops.rotary_angles(batch.positions, self.frequencies, self.attention_factor)}
-        if self.window_frequencies is not self.frequencies:
-            own = self.ops.rotary_angles(batch.positions, self.window_frequencies, 1.0)
-            angles[self.config.sliding_window] = own
-        return angles
-
-    def _norm(self, x: Array, norm: Norm | None) -> Array:
-        """Every row of [T, D] brought to the same size; as it is, where the model has no such norm."""
-        if norm is None:
-            return x
-        if norm.bias is None:
-            return self.ops.rms_norm(x, norm.weight, self.config.norm_eps)
-        return self.ops.layer_norm(x, norm.weight, norm.bias, self.config.norm_eps)
+    def _layers(self, x: Array, batch: Batch, kv_cache: KVCache, probe: Probe) -> Array:
+        """Pass through all layers: [T, D] -> [T, D]."""
+        angles = self._angles(batch)
+        if self.fused_layers and probe is no_probe and not debugger_attached():
+            return self.fused_layers(x, angles, batch, kv_cache)
+        for index in range(self.config.num_layers):
+            x = self._layer(x, angles, batch, kv_cache, index, probe)
+        return x
 
     def _layer(self, x: Array, angles: Angles, batch: Batch, kv_cache: KVCache, index: int, probe: Probe) -> Array:
-        """One layer: [T, D] -> [T, D]. A backend may bring them all, to the bit, in one compiled piece (`ops.fuse`)."""
+        """Pass through one layer: [T, D] -> [T, D]. Llama has neither of the two `post` norms."""
         layer, name = self.layers[index], f"layers.{index}"
         normed = self._norm(x, layer.attention_norm)
         probe(f"{name}.attention_norm", normed)
@@ -155,82 +125,141 @@ class Transformer:
         x = x + self._norm(attended, layer.post_attention_norm)
         normed = self._norm(x, layer.mlp_norm)
         probe(f"{name}.mlp_norm", normed)
-        if layer.experts:
-            output = self._mixture(normed, layer, f"{name}.mlp", probe)
-        else:
-            output = self._mlp(normed, layer, f"{name}.mlp", probe)
+        output = self._feed_forward(normed, layer.mlp, f"{name}.mlp", probe)
         x = x + self._norm(output, layer.post_mlp_norm)
         probe(name, x)
         return x
 
     def _attention(self, x: Array, angles: Angles, batch: Batch, kv_cache: KVCache, index: int, probe: Probe) -> Array:
-        """What each token gathers from those before it: [T, D] -> [T, D]. Writes the step's keys and values."""
+        """Gather from each token's earlier tokens: [T, D] -> [T, D]. Writes the step's keys and values to the cache."""
         ops, config, layer, name = self.ops, self.config, self.layers[index], f"layers.{index}.attention"
-        T, K, window, reshape = batch.num_tokens, config.head_dim, config.window(index), self.xp.reshape
-        group, place = kv_cache.places[index].tolist()
-        q = reshape(ops.linear(x, layer.q.weight, layer.q.bias), (T, -1, K))
-        k = reshape(ops.linear(x, layer.k.weight, layer.k.bias), (T, -1, K))
-        v = reshape(ops.linear(x, layer.v.weight, layer.v.bias), (T, -1, K))
-        if config.qk_norm:
-            q = reshape(self._norm(reshape(q, (-1, K)), layer.q_norm), (T, -1, K))
-            k = reshape(self._norm(reshape(k, (-1, K)), layer.k_norm), (T, -1, K))
-        if not config.learned_positions:
-            turn = angles.get(window, angles[None])
-            q, k = ops.rotate(q, *turn), ops.rotate(k, *turn)
+        window = config.window(index)
+        q = self._rotate(self._heads(x, layer.q, layer.q_norm), angles, window)  # [T, H, K]
+        k = self._rotate(self._heads(x, layer.k, layer.k_norm), angles, window)  # [T, G, K]
+        v = self._heads(x, layer.v)  # [T, G, K]
         probe(f"{name}.q", q)
         probe(f"{name}.k", k)
         probe(f"{name}.v", v)
-        ops.write_kv(k, v, kv_cache.keys, kv_cache.values, place, batch.slots[group])
-        where = place, batch.positions, batch.query_starts, batch.block_tables[group]
-        how = config.query_scale, window, config.attention_soft_cap
-        if probe is not no_probe:  # `attention` keeps neither
-            scores = ops.attention_scores(q, kv_cache.keys, *where, *how)
+        group, layer_in_block = kv_cache.layer_slots[index].tolist()
+        ops.write_kv(k, v, kv_cache.keys, kv_cache.values, layer_in_block, batch.slots[group])
+        queries = batch.positions, batch.query_starts, batch.block_tables[group]
+        scoring = config.query_scale, window, config.attention_soft_cap
+        if probe is not no_probe:  # `ops.attention` keeps neither scores nor weights
+            scores = ops.attention_scores(q, kv_cache.keys, layer_in_block, *queries, *scoring)  # [T, H, M]
             probe(f"{name}.scores", scores)
             probe(f"{name}.weights", ops.softmax(scores))
-        gathered = ops.attention(q, kv_cache.keys, kv_cache.values, *where, *how)
+        gathered = ops.attention(q, kv_cache.keys, kv_cache.values, layer_in_block, *queries, *scoring)  # [T, H, K]
         probe(f"{name}.gathered", gathered)
-        output = ops.linear(reshape(gathered, (T, -1)), layer.output.weight, layer.output.bias)
+        output = ops.linear(self.xp.reshape(gathered, (batch.num_tokens, -1)), layer.output.weight, layer.output.bias)
         probe(f"{name}.output", output)
         return output
 
-    def _mlp(self, x: Array, weights: Layer | MLP, name: str, probe: Probe) -> Array:
-        """The feed-forward layer, down(silu(gate(x)) * up(x)), or with gelu, or without a gate: [T, D] -> [T, D]."""
-        ops = self.ops
-        up = ops.linear(x, weights.up.weight, weights.up.bias)
-        if weights.gate:
-            gate = ops.linear(x, weights.gate.weight, weights.gate.bias)
-            gated = ops.swiglu(gate, up) if self.config.activation == "silu" else ops.geglu(gate, up)
-        else:
-            gated = ops.gelu(up)
+    def _heads(self, x: Array, projection: Linear, norm: Norm | None = None) -> Array:
+        """Project to heads: [T, D] -> [T, heads, K]. Qwen 3 and Gemma 3 also normalize every query and key head."""
+        K, reshape = self.config.head_dim, self.xp.reshape
+        heads = self.ops.linear(x, projection.weight, projection.bias)
+        if norm is not None:
+            heads = self._norm(reshape(heads, (-1, K)), norm)
+        return reshape(heads, (len(x), -1, K))
+
+    def _mlp(self, x: Array, mlp: MLP, name: str, probe: Probe) -> Array:
+        """Apply the feed-forward layer, down(silu(gate(x)) * up(x)): [T, D] -> [T, D]."""
+        up = self.ops.linear(x, mlp.up.weight, mlp.up.bias)  # [T, F]
+        gated = self._activation(x, mlp, up)  # [T, F]
         probe(f"{name}.gated", gated)
-        output = ops.linear(gated, weights.down.weight, weights.down.bias)
+        output = self.ops.linear(gated, mlp.down.weight, mlp.down.bias)
         probe(f"{name}.output", output)
         return output
 
-    def _mixture(self, x: Array, layer: Layer, name: str, probe: Probe) -> Array:
-        """Each token through the few MLPs that a router picks for it: [T, D] -> [T, D] (Shazeer et al. 2017).
+    # --- where models differ: skip this on a first reading ------------------------------------------------------
 
-        A token's sum begins with its likeliest expert, whatever the others have picked.
-        """
-        xp, given = self.xp, []
-        scores = self.ops.linear(x, layer.router.weight)
-        chosen, routing_weights = self.ops.route(scores, self.config.experts_per_token, self.config.normalize_experts)
+    def _embed(self, batch: Batch) -> Array:
+        """Look up the tokens' embeddings: [T] -> [T, D]. Gemma scales them; GPT-2 adds one per position."""
+        x = self.ops.embed(batch.token_ids, self.embedding)
+        if self.config.embedding_scale != 1:
+            x = x * self.config.embedding_scale
+        if self.position_embedding is not None:
+            x = x + self.ops.embed(batch.positions, self.position_embedding)
+        return x
+
+    def _logits(self, x: Array) -> np.ndarray:
+        """Score every token of the vocabulary: [S, D] -> [S, V], as a NumPy array. Gemma 2 caps the scores."""
+        logits = self.ops.linear(x, self.head)
+        if self.config.logit_soft_cap:
+            logits = self.ops.apply_soft_cap(logits, self.config.logit_soft_cap)
+        return self.ops.to_numpy(logits)
+
+    def _norm(self, x: Array, norm: Norm | None) -> Array:
+        """Normalize every row of [T, D]: RMS norm, or layer norm in GPT-2. Without a norm, return `x` itself."""
+        if norm is None:
+            return x
+        if norm.bias is None:
+            return self.ops.rms_norm(x, norm.weight, self.config.norm_eps)
+        return self.ops.layer_norm(x, norm.weight, norm.bias, self.config.norm_eps)
+
+    def _make_frequencies(self) -> None:
+        """Prepare the rotary frequencies. In Gemma 3, layers with a window use another theta than the others."""
+        config = self.config
+        rotary_dim, scaling = config.rotary_dim or config.head_dim, config.rope_scaling
+        self.frequencies = self.ops.as_vector(rope_frequencies(rotary_dim, config.rope_theta, scaling))
+        self.attention_factor = scaling.attention_factor if scaling else 1.0
+        self.window_frequencies = None
+        if config.window_rope_theta and config.sliding_window:
+            self.window_frequencies = self.ops.as_vector(rope_frequencies(rotary_dim, config.window_rope_theta))
+
+    def _angles(self, batch: Batch) -> Angles:
+        """Compute the cosines and sines by which the step's queries and keys are rotated."""
+        angles: Angles = {None: self.ops.rotary_angles(batch.positions, self.frequencies, self.attention_factor)}
+        if self.window_frequencies is not None:
+            own = self.ops.rotary_angles(batch.positions, self.window_frequencies, 1.0)
+            angles[self.config.sliding_window] = own
+        return angles
+
+    def _rotate(self, heads: Array, angles: Angles, window: int | None) -> Array:
+        """Rotate queries or keys by their positions. GPT-2, which has position embeddings, does not."""
+        if self.config.learned_positions:
+            return heads
+        return self.ops.rotate(heads, *angles.get(window, angles[None]))
+
+    def _activation(self, x: Array, mlp: MLP, up: Array) -> Array:
+        """Compute silu(gate(x)) * up(x). Gemma uses gelu instead of silu; GPT-2 has no gate, only gelu(up(x))."""
+        if mlp.gate is None:
+            return self.ops.gelu(up)
+        gate = self.ops.linear(x, mlp.gate.weight, mlp.gate.bias)
+        return self.ops.swiglu(gate, up) if self.config.activation == "silu" else self.ops.geglu(gate, up)
+
+    def _feed_forward(self, x: Array, mlp: MLP | MixtureOfExperts, name: str, probe: Probe) -> Array:
+        """Apply the layer's MLP or, in Mixtral and Qwen 3 MoE, a few of its experts: [T, D] -> [T, D]."""
+        if isinstance(mlp, MLP):
+            return self._mlp(x, mlp, name, probe)
+        scores = self.ops.linear(x, mlp.router.weight)  # [T, E]
+        chosen, weights = self.ops.route(scores, self.config.experts_per_token, self.config.normalize_experts)
         probe(f"{name}.chosen", chosen)
-        for expert in np.unique(chosen):
-            tokens, _ = np.nonzero(chosen == expert)
-            inputs = xp.take(x, xp.asarray(tokens), axis=0)
-            given.append(self._mlp(inputs, layer.experts[expert], f"{name}.experts.{expert}", probe))
-        given = xp.concat(given)  # sorted by expert, then by token: in which row is what a token's choice has given?
-        rows = np.argsort(np.argsort(chosen, axis=None, stable=True)).reshape(chosen.shape)
-        output = xp.zeros_like(x)
-        for rank in range(chosen.shape[1]):
-            output = output + routing_weights[:, rank, None] * xp.take(given, xp.asarray(rows[:, rank]), axis=0)
-        return output
+
+        def run_expert(expert: int, rows: Array) -> Array:
+            return self._mlp(rows, mlp.experts[expert], f"{name}.experts.{expert}", probe)
+
+        return mixture(x, chosen, weights, run_expert, self.xp)
+
+    def _check(self, batch: Batch, kv_cache: KVCache) -> None:
+        """Raise ValueError if the batch or the cache does not fit the model."""
+        config = self.config
+        if not 0 <= batch.token_ids.min() <= batch.token_ids.max() < config.vocab_size:
+            raise ValueError(f"{batch} has a token id outside 0 to {config.vocab_size - 1}")
+        if config.learned_positions and batch.positions.max() >= config.context_length:
+            raise ValueError(f"{batch} goes beyond the {config.context_length} positions that the model has learned")
+        if kv_cache.shape != self.cache_shape:
+            raise ValueError(f"{kv_cache!r} was made for another model than {self!r}")
+        if len(batch.slots) != kv_cache.num_groups:
+            raise ValueError(
+                f"{batch} has block tables for {len(batch.slots)} KV-cache groups, but the cache has "
+                f"{kv_cache.num_groups}: make the batch with num_groups=kv_cache.num_groups"
+            )
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of the weights that a decode step reads: all but the embedding, unless it is also the head."""
-        parts = [part for layer in self.layers for part in layer.used_by_a_token(self.config.experts_per_token)]
+        parts = [part for layer in self.layers for part in parts_per_token(layer, self.config.experts_per_token)]
         return self.ops.num_bytes(self.head) + sum(num_bytes(part, self.ops) for part in [self.final_norm, *parts])
 
     def __repr__(self):

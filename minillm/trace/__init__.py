@@ -1,35 +1,28 @@
-"""What happened in a run, step by step: records, the file that keeps them, and what can be measured from them."""
+"""What happened in a run, step by step: events, records, the trace file, and the metrics computed from them."""
 
-from minillm.engine.block_allocator import GIVEN_BACK, held, num_held
-from minillm.trace.file import Trace, from_json, to_json
-from minillm.trace.metrics import RequestMetrics, RunMetrics, percentile, request_metrics, run_metrics
-from minillm.trace.records import (
+from minillm.reprs import sequence_name
+from minillm.trace.events import (
     DECODE,
     PREFILL,
-    STAGES,
     Admission,
     Arrival,
     BlockCopy,
-    ChunkRecord,
     Finish,
-    PoolState,
     Preemption,
-    RunFacts,
-    RunningSequence,
     SampledToken,
-    StepRecord,
-    sequence_name,
+    ScheduledChunk,
 )
+from minillm.trace.file import Trace, from_json, to_json
+from minillm.trace.metrics import RequestMetrics, RunMetrics, percentile, request_metrics, run_metrics
+from minillm.trace.records import STAGES, PoolState, RunFacts, RunningSequence, StepRecord
 
 __all__ = [
     "DECODE",
-    "GIVEN_BACK",
     "PREFILL",
     "STAGES",
     "Admission",
     "Arrival",
     "BlockCopy",
-    "ChunkRecord",
     "Finish",
     "PoolState",
     "Preemption",
@@ -38,11 +31,10 @@ __all__ = [
     "RunMetrics",
     "RunningSequence",
     "SampledToken",
+    "ScheduledChunk",
     "StepRecord",
     "Trace",
     "from_json",
-    "held",
-    "num_held",
     "percentile",
     "request_metrics",
     "run_metrics",

@@ -20,12 +20,13 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from minillm.engine.block_allocator import GIVEN_BACK, held
 from minillm.errors import TraceError
-from minillm.trace.records import DECODE, PREFILL, STAGES, RunFacts, StepRecord
+from minillm.trace.events import DECODE, PREFILL
+from minillm.trace.records import STAGES, RunFacts, StepRecord
 
-FORMAT_VERSION = 4
-READ_AS_WELL = (2, 3)  # know one group of layers, and 2 no blocks that are given back
+FORMAT_VERSION = 5
+OLDER_VERSIONS = (2, 3, 4)  # read as well; see `_upgrade`
+FREED = -1  # in a block table, in place of a freed block (minillm.engine.block_table)
 HEADER_KEY = "minillm_trace"  # what the first line has, and its value is the version
 MOST = 2**53 - 1  # the largest integer that every reader of JSON holds exactly (RFC 8259, section 6)
 DEEPEST = 20  # lists or objects in each other, where a record may say anything
@@ -93,7 +94,8 @@ class Trace:
         """
         with Path(path).open("rb") as file:
             numbered = enumerate(file, start=1)
-            trace = cls(_header(next(numbered, (1, b"")), str(path)))
+            facts, version = _header(next(numbered, (1, b"")), str(path))
+            trace = cls(facts)
             for number, line in numbered:
                 where = f"{path}: line {number}"
                 values = _object(line, where)
@@ -101,6 +103,8 @@ class Trace:
                     raise TraceError(
                         f"{where} is another header; the file holds two traces, which may differ in version"
                     )
+                if version != FORMAT_VERSION:
+                    _upgrade(values, facts.num_groups, where)
                 record = from_json(StepRecord, values, where)
                 _check_step(record, trace, where)
                 trace.append(record)
@@ -248,8 +252,26 @@ def _object(line: bytes, where: str) -> dict[str, Any]:
     return value
 
 
-def _header(numbered_line: tuple[int, bytes], path: str) -> RunFacts:
-    """The run's facts, from the first line."""
+def _upgrade(step: dict[str, Any], num_groups: int, where: str) -> None:
+    """Change a step of versions 2 to 4 in place: each `block_table` becomes `block_tables`, one per KV-cache group.
+
+    Up to version 4, a single list held the blocks of all groups side by side: block 0 of each group, then block 1, ...
+    """
+    for name in ("chunks", "running"):
+        entries = step.get(name)
+        for entry in entries if isinstance(entries, list) else []:
+            if isinstance(entry, dict) and isinstance(entry.get("block_table"), list):
+                blocks = entry.pop("block_table")
+                if len(blocks) % num_groups:
+                    raise TraceError(
+                        f"{where}: a block table has {len(blocks)} blocks; expected a multiple of {num_groups}, the "
+                        "number of KV-cache groups"
+                    )
+                entry["block_tables"] = [blocks[group::num_groups] for group in range(num_groups)]
+
+
+def _header(numbered_line: tuple[int, bytes], path: str) -> tuple[RunFacts, int]:
+    """The run's facts and the format version, from the first line."""
     number, line = numbered_line
     if not line:
         raise TraceError(f"{path}: line 1 is missing: the file is empty; a trace begins with a header line")
@@ -257,14 +279,15 @@ def _header(numbered_line: tuple[int, bytes], path: str) -> RunFacts:
     header = _object(line, where)
     if HEADER_KEY not in header:
         raise TraceError(f"{where} is no trace's header, which has a key {HEADER_KEY!r}; is this another kind of file?")
-    if header[HEADER_KEY] not in (FORMAT_VERSION, *READ_AS_WELL):
+    version = header[HEADER_KEY]
+    if type(version) is not int or version not in (FORMAT_VERSION, *OLDER_VERSIONS):
         raise TraceError(
-            f"{where}: a trace of version {header[HEADER_KEY]!r}, but this minillm reads version {FORMAT_VERSION}: "
-            "record it again"
+            f"{where}: a trace of version {version!r}, but this minillm reads versions {OLDER_VERSIONS[0]} to "
+            f"{FORMAT_VERSION}: record it again"
         )
     run = header.get("run")
-    if header[HEADER_KEY] in READ_AS_WELL and isinstance(run, dict):
-        run = {**run, "windows": [None]}
+    if version in (2, 3) and isinstance(run, dict):
+        run = {**run, "windows": [None]}  # these versions have a single group
     facts = from_json(RunFacts, run, f"{where}, run")
     if not facts.windows or any(window is not None and window < 1 for window in facts.windows):
         raise TraceError(f"{where}, run, windows is {facts.windows}; wanted one for each group of layers, 1 or more")
@@ -274,7 +297,7 @@ def _header(numbered_line: tuple[int, bytes], path: str) -> RunFacts:
     for name, cost in vars(facts.costs).items() if facts.costs else ():
         if cost < 0:
             raise TraceError(f"{where}, run, costs, {name} is {cost}; wanted 0 or more")
-    return facts
+    return facts, version
 
 
 def _check_step(record: StepRecord, trace: Trace, where: str) -> None:
@@ -306,8 +329,8 @@ def _check_blocks(record: StepRecord, facts: RunFacts, check: Callable[[bool, st
     """That blocks are those of the pool, and that it counts them as the tables of those who run name them."""
     pool, num_blocks, groups = record.pool, facts.num_blocks, facts.num_groups
     check(pool.num_blocks == num_blocks, f"{pool.num_blocks} blocks, but the header has {num_blocks}")
-    named_by_chunks = [_held(chunk.block_table, groups, check) for chunk in record.chunks]
-    tables = [_held(sequence.block_table, groups, check) for sequence in record.running]
+    named_by_chunks = [_live(chunk.block_tables, groups, check) for chunk in record.chunks]
+    tables = [_live(sequence.block_tables, groups, check) for sequence in record.running]
     held_blocks = set().union(*tables)
     copied = [block for copy in pool.copies for block in (copy.source, copy.target)]
     named = [held_blocks, *named_by_chunks, pool.cached, pool.evicted, copied]
@@ -324,18 +347,19 @@ def _check_blocks(record: StepRecord, facts: RunFacts, check: Callable[[bool, st
     check(not any(pool.references[block] for block in pool.cached), "a cached block is held as well")
 
 
-def _held(block_table: list[int], groups: int, check: Callable[[bool, str], None]) -> list[int]:
-    """The blocks that a table names; those that it has given back can only be a group's first."""
-    check(len(block_table) % groups == 0, f"a block table has {len(block_table)} blocks, of {groups} groups of layers")
-    if GIVEN_BACK not in block_table:
-        return block_table
-    for group in range(groups):
-        blocks = block_table[group::groups]
-        gone = blocks.count(GIVEN_BACK)
-        if blocks[:gone].count(GIVEN_BACK) != gone:
-            named = next(block for block in blocks if block != GIVEN_BACK)
-            check(False, f"a block table names block {named} before one given back ({GIVEN_BACK}); those come first")
-    return held(block_table)
+def _live(block_tables: list[list[int]], num_groups: int, check: Callable[[bool, str], None]) -> list[int]:
+    """The live blocks of a sequence in all groups. Freed blocks can only precede the live ones of their table."""
+    check(len(block_tables) == num_groups, f"{len(block_tables)} block tables, but {num_groups} KV-cache groups")
+    lengths = sorted({len(table) for table in block_tables})
+    check(len(lengths) == 1, f"the block tables of a sequence have different lengths: {lengths}")
+    live: list[int] = []
+    for table in block_tables:
+        num_freed = table.count(FREED)
+        if table[:num_freed].count(FREED) != num_freed:
+            block = next(block for block in table if block != FREED)
+            check(False, f"a block table lists block {block} before a freed one ({FREED}); freed blocks come first")
+        live += table[num_freed:]
+    return live
 
 
 def _check(where: str, holds: bool, message: str) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from minillm.errors import TraceError
-from minillm.trace import DECODE, PREFILL, STAGES, Arrival, ChunkRecord, StepRecord, Trace, sequence_name
+from minillm.trace import DECODE, PREFILL, STAGES, Arrival, ScheduledChunk, StepRecord, Trace, sequence_name
 from minillm.view.shown import shown
 from minillm.view.timeline import Cell, Row, State, Timeline
 
@@ -204,7 +204,7 @@ def _step_events(record: StepRecord, start: int, end: int) -> Iterator[Event]:
 
 
 def _cell_events(
-    lane: _Lane, cell: Cell, step: int, start: int, end: int, chunk: ChunkRecord | None
+    lane: _Lane, cell: Cell, step: int, start: int, end: int, chunk: ScheduledChunk | None
 ) -> Iterator[Event]:
     """What a step meant to a completion."""
     has_ended = cell.state in (State.FINISHED, State.ENDED)
@@ -224,7 +224,7 @@ def _cell_events(
     yield _slice(REQUESTS, lane.thread, name, start, end, args)
 
 
-def _sampled(chunk: ChunkRecord) -> Event:
+def _sampled(chunk: ScheduledChunk) -> Event:
     """The token that was chosen for the chunk's own completion, if one was."""
     for token in chunk.sampled:
         if token.completion == chunk.completion:

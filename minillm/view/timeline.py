@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 from string import ascii_letters
 
-from minillm.trace import PREFILL, Arrival, Finish, RunFacts, StepRecord, held, sequence_name
+from minillm.trace import PREFILL, Arrival, Finish, RunFacts, StepRecord, sequence_name
 from minillm.view.shown import shown
 
 HISTORY = 512  # steps that are remembered; more columns no view has
@@ -163,8 +164,9 @@ class Timeline:
         owners: dict[int, list[Row]] = {}
         for sequence in self.record.running if self.record else []:
             row = self.rows.get(sequence_name(sequence.request_id, sequence.completion))
-            for block in held(sequence.block_table) if row else []:
-                owners.setdefault(block, []).append(row)
+            for block in chain.from_iterable(sequence.block_tables) if row else []:
+                if block >= 0:  # not freed
+                    owners.setdefault(block, []).append(row)
         return owners
 
     def _arrive(self, arrival: Arrival, step: int) -> None:

@@ -21,7 +21,7 @@ from minillm.engine.sampling import (
     keep_top_k,
     keep_top_p,
     log_softmax,
-    penalise_repeats,
+    penalize_repeats,
     sample,
     softmax,
     uniform,
@@ -132,7 +132,7 @@ def test_the_repetition_penalty_is_that_of_transformers(seed, size, penalty, con
     logits, context = random_logits(seed, size), [token % size for token in context]
     step = logits_process.RepetitionPenaltyLogitsProcessor(penalty)
     expected = step(torch.tensor([context], dtype=torch.long), torch.tensor(logits).double()[None])[0]
-    found = penalise_repeats(logits.astype(np.float64), penalty, context)
+    found = penalize_repeats(logits.astype(np.float64), penalty, context)
     np.testing.assert_allclose(found, expected.numpy(), rtol=1e-12)
 
 

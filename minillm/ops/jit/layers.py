@@ -43,10 +43,10 @@ def fuse(layers: Sequence[Any], config: Any) -> Callable | None:
         together = joined([layer.q.weight, layer.k.weight, layer.v.weight])
         qkv.append(together or joined([layer.q.weight, layer.k.weight]))
         own_v.append(None if together else layer.v.weight)
-    gate_up = [joined([layer.gate.weight, layer.up.weight]) for layer in layers]
+    gate_up = [joined([layer.mlp.gate.weight, layer.mlp.up.weight]) for layer in layers]
     if None in qkv or None in gate_up:
         return None
-    output, down = ([getattr(layer, name).weight for layer in layers] for name in ("output", "down"))
+    output, down = [layer.output.weight for layer in layers], [layer.mlp.down.weight for layer in layers]
     stacks = [_stacked(matrices) for matrices in (qkv, own_v if any(own_v) else qkv, output, gate_up, down)]
     if None in stacks:
         return None
@@ -61,9 +61,12 @@ def fuse(layers: Sequence[Any], config: Any) -> Callable | None:
         tuple(_norms(layers, name) for name in ("attention_norm", "q_norm", "k_norm", "post_attention_norm")),
         tuple(_norms(layers, name) for name in ("mlp_norm", "post_mlp_norm")),
         *stacks,
-        (first.q.weight.num_outputs, first.k.weight.num_outputs, first.gate.weight.num_outputs),
+        (first.q.weight.num_outputs, first.k.weight.num_outputs, first.mlp.gate.weight.num_outputs),
         tuple(_biases([getattr(layer, name) for layer in layers]) for name in "qkv"),
-        tuple(_biases([getattr(layer, name) for layer in layers]) for name in ("output", "gate", "up", "down")),
+        (
+            _biases([layer.output for layer in layers]),
+            *(_biases([getattr(layer.mlp, name) for layer in layers]) for name in ("gate", "up", "down")),
+        ),
     )
 
     def forward(x, angles, batch, kv_cache):
@@ -77,7 +80,7 @@ def fuse(layers: Sequence[Any], config: Any) -> Callable | None:
             batch.slots,
             batch.query_starts,
             batch.block_tables,
-            kv_cache.places,
+            kv_cache.layer_slots,
             *weights,
         )
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from minillm.trace import DECODE, PREFILL, STAGES, Arrival, ChunkRecord, PoolState, RunningSequence, StepRecord
+from minillm.trace import DECODE, PREFILL, STAGES, Arrival, PoolState, RunningSequence, ScheduledChunk, StepRecord
 from minillm.view.page.texts import Texts, plain
 
 STRIDE = 64  # elements of a long list that are compared at once
@@ -27,7 +27,7 @@ class Progress:
     ----------
     num_tokens, num_computed : as in RunningSequence.
     last : id of the token that came out last, or None.
-    block_table : its blocks.
+    block_table : its blocks, those of all KV-cache groups side by side; see `interleaved`.
     """
 
     num_tokens: int = 0
@@ -100,19 +100,21 @@ class StepWriter:
             if (progress.num_tokens, progress.num_computed) != (sequence.num_tokens, sequence.num_computed):
                 counts.append([place, sequence.num_tokens, sequence.num_computed])
                 progress.num_tokens, progress.num_computed = sequence.num_tokens, sequence.num_computed
-            if progress.block_table != sequence.block_table:
-                keep = num_alike(progress.block_table, sequence.block_table)
-                tables.append([place, keep, *sequence.block_table[keep:]])
-                progress.block_table = sequence.block_table
+            table = interleaved(sequence.block_tables)
+            if progress.block_table != table:
+                keep = num_alike(progress.block_table, table)
+                tables.append([place, keep, *table[keep:]])
+                progress.block_table = table
         changed = names != self._running
         self._running = names
         return {"running": names if changed and names else 0 if changed else None, "counts": counts, "tables": tables}
 
-    def _chunk(self, chunk: ChunkRecord) -> list[Any]:
+    def _chunk(self, chunk: ScheduledChunk) -> list[Any]:
         """A plain decode as two numbers, who and the token out; any other chunk as one list."""
         who = self._texts.who(chunk.request_id, chunk.completion)
         progress, tokens = self._of(who), [self._texts.token(t.token_id, t.token_text, t.text) for t in chunk.sampled]
-        as_expected = chunk.start == progress.num_computed and chunk.block_table == progress.block_table
+        table = interleaved(chunk.block_tables)
+        as_expected = chunk.start == progress.num_computed and table == progress.block_table
         out = chunk.sampled[0] if len(chunk.sampled) == 1 else None
         if (
             as_expected
@@ -123,16 +125,16 @@ class StepWriter:
         ):
             written = [who, tokens[0]]
         else:
-            table = None if chunk.block_table == progress.block_table else chunk.block_table
+            changed_table = None if table == progress.block_table else table
             sampled = [
                 [t.completion, token, *([] if t.logprob is None else [round(t.logprob, 4)])]
                 for t, token in zip(chunk.sampled, tokens, strict=True)
             ]
-            written = [[who, int(chunk.phase != PREFILL), chunk.start, chunk.token_ids, table, sampled]]
+            written = [[who, int(chunk.phase != PREFILL), chunk.start, chunk.token_ids, changed_table, sampled]]
         self._advance(progress, chunk)
         return written
 
-    def _advance(self, progress: Progress, chunk: ChunkRecord) -> None:
+    def _advance(self, progress: Progress, chunk: ScheduledChunk) -> None:
         """After the chunk: whoever got a token has come as far as the chunk, and knows one token more."""
         known, progress.num_computed = progress.num_tokens, chunk.start + chunk.num_tokens
         for token in chunk.sampled:
@@ -177,3 +179,13 @@ def num_alike(one: Sequence[int], other: Sequence[int]) -> int:
     if one == other[: len(one)]:
         return len(one)
     return next(number for number, (a, b) in enumerate(zip(one, [*other, None], strict=False)) if a != b)
+
+
+def interleaved(block_tables: list[list[int]]) -> list[int]:
+    """Return the blocks of all KV-cache groups in one list: the first block of each group, then the second, ...
+
+    A table that grows by a block then only gets longer, whatever the number of groups.
+    """
+    if len(block_tables) == 1:
+        return block_tables[0]
+    return [block for blocks in zip(*block_tables, strict=True) for block in blocks]
