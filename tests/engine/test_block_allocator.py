@@ -1,24 +1,30 @@
-"""BlockAllocator against a count of who names what, and against the text that was really written into each block."""
+"""BlockAllocator against a count of references, and against the text that was really written into each block."""
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
-from minillm.engine.block_allocator import GIVEN_BACK, BlockAllocator, held
+from minillm.engine.block_allocator import BlockAllocator
+from minillm.engine.block_table import FREED, BlockTable, live_blocks
+
+
+def lists(tables):
+    """The blocks of each table."""
+    return [table.blocks for table in tables]
 
 
 class Text:
-    """A block table, the tokens it holds, and the node of its last full block; None once the index was emptied."""
+    """Block tables, the tokens they hold, and the node of their last full block; None once the index was reset."""
 
-    def __init__(self, tokens, table, node):
-        self.tokens, self.table, self.node = list(tokens), list(table), node
+    def __init__(self, tokens, tables, node):
+        self.tokens, self.tables, self.node = list(tokens), tables, node
 
 
 class Blocks(RuleBasedStateMachine):
-    """Texts are begun, written, parted and given back; every block is always in one state, and finding never lies.
+    """Texts are begun, written, forked and freed. Every block is always in one state, and only true prefixes are found.
 
-    A text also gives back what lies behind the windows of its groups, whenever something was written.
+    After each write, a text also frees the blocks behind the windows of its groups.
     """
 
     texts = Bundle("texts")
@@ -33,12 +39,12 @@ class Blocks(RuleBasedStateMachine):
         self.groups = len(windows)
         self.blocks = BlockAllocator(num_rows * self.groups + min(spare, self.groups - 1), block_size, windows)
         self.size, self.windows = block_size, windows
-        self.written = {}  # block -> its group, and the whole text up to the end of what is in it
-        self.known = {}  # (text in whole blocks, group) -> the block that holds its last
+        self.written = {}  # block -> its group, and the whole text up to the end of its content
+        self.known = {}  # (text in whole blocks, group) -> the block that holds its end
         self.held = []
 
     def hidden(self, length, window):
-        """Rows that no token behind `length` others reaches."""
+        """Blocks of a table that no token after `length` others can read."""
         return 0 if window is None else max(0, length - window + 1) // self.size
 
     def forgotten(self, blocks):
@@ -46,132 +52,138 @@ class Blocks(RuleBasedStateMachine):
 
     @rule(target=texts, tokens=st.lists(st.integers(0, 1), min_size=1, max_size=12))
     def begin(self, tokens):
-        """A new text takes up the longest beginning that can be gone on from."""
-        found, node = self.blocks.find(tokens)
-        assert found == self.longest_usable(tokens)
-        length = len(found) // self.groups * self.size
-        text = Text(tokens[:length], self.blocks.share(found), node)
+        """A new text starts from the longest usable prefix."""
+        found, node = self.blocks.match_prefix(tokens)
+        assert lists(found) == self.longest_usable(tokens)
+        length = found[0].capacity
+        text = Text(tokens[:length], self.blocks.add_reference(found), node)
         self.held.append(text)
         self.write(text, tokens[length:])
         return text
 
     def longest_usable(self, tokens):
-        """Looked for among all that was ever published and never evicted, the longest beginning first."""
+        """The tables of the longest prefix, searched among everything that was published and never evicted."""
         for length in range(len(tokens) // self.size * self.size, 0, -self.size):
-            table = [
-                GIVEN_BACK if row < self.hidden(length, window) else self.known.get((beginning, group))
-                for row, end in enumerate(range(self.size, length + 1, self.size))
-                for beginning in [tuple(tokens[:end])]
+            tables = [
+                [
+                    FREED if index < self.hidden(length, window) else self.known.get((tuple(tokens[:end]), group))
+                    for index, end in enumerate(range(self.size, length + 1, self.size))
+                ]
                 for group, window in enumerate(self.windows)
             ]
             spelled = any(known[:length] == tuple(tokens[:length]) for known, _ in self.known)
-            if spelled and None not in table:
-                return table
-        return []
+            if spelled and not any(None in table for table in tables):
+                return tables
+        return [[] for _ in self.windows]
 
     @rule(text=texts, tokens=st.lists(st.integers(0, 1), min_size=1, max_size=5))
-    def go_on(self, text, tokens):
+    def extend(self, text, tokens):
         self.write(text, tokens)
 
     @rule(target=texts, text=texts)
-    def part(self, text):
-        other = Text(text.tokens, self.blocks.share(text.table), text.node)
+    def fork(self, text):
+        other = Text(text.tokens, self.blocks.add_reference(text.tables), text.node)
         self.held.append(other)
         return other
 
     @rule(text=consumes(texts))
-    def give_back(self, text):
+    def free(self, text):
         self.held.remove(text)
-        self.blocks.shrink(text.table)
-        assert text.table == []
+        self.blocks.free(text.tables)
+        assert lists(text.tables) == [[] for _ in self.windows]
 
     @rule(number=st.integers(1, 10))
-    def others_need_room(self, number):
-        """They take the free blocks, and so many of the cached ones."""
-        table, evictable = [], self.blocks.cached[:number]
-        rows = (self.blocks.num_free + len(evictable)) // self.groups
-        evicted = self.blocks.extend(table, rows * self.size)
+    def others_need_memory(self, number):
+        """They take the free blocks, and up to `number` of the cached ones."""
+        tables, evictable = self.blocks.new_tables(), self.blocks.cached[:number]
+        num_blocks = (self.blocks.num_free + len(evictable)) // self.groups
+        evicted = self.blocks.allocate(tables, num_blocks * self.size)
         assert evicted == evictable[: len(evicted)]
         assert len(evicted) > len(evictable) - self.groups
         self.forgotten(evicted)
-        self.blocks.shrink(table)
+        self.blocks.free(tables)
 
     @rule()
-    def forget(self):
+    def reset(self):
         held = self.blocks.num_held
         self.blocks.reset_prefix_cache()
         self.known = {}
         assert (self.blocks.num_held, self.blocks.num_cached) == (held, 0)
         for text in self.held:
-            assert self.blocks.find(text.tokens) == ([], self.blocks.prefixes.root)
+            found, node = self.blocks.match_prefix(text.tokens)
+            assert (lists(found), node) == ([[] for _ in self.windows], self.blocks.prefixes.root)
 
     @precondition(lambda self: self.blocks.num_available)
     @rule()
-    def giving_back_what_nobody_holds_is_refused(self):
+    def freeing_a_block_that_is_not_held_is_refused(self):
         block = self.blocks.references.index(0)
         with pytest.raises(ValueError, match=f"block {block} is not held"):
-            self.blocks.shrink([block] * self.groups)
+            self.blocks.free([BlockTable(self.size, None, [block])])
 
     def write(self, text, tokens):
-        """Write each token where the table says, publishing blocks as they fill up; then let go of what is behind."""
+        """Write each token to its block, publish blocks when they are full, then free what no query can read."""
         for token in tokens:
             if not self.write_one(text, token):
                 break
-        self.blocks.give_back_behind(text.table, len(text.tokens))
-        for group, window in enumerate(self.windows):
-            table, first = text.table[group :: self.groups], self.hidden(len(text.tokens), window)
-            assert table[:first] == [GIVEN_BACK] * first
-            assert GIVEN_BACK not in table[first:]
+        self.blocks.free_before(text.tables, len(text.tokens))
+        for table, window in zip(text.tables, self.windows, strict=True):
+            first = self.hidden(len(text.tokens), window)
+            assert table.blocks[:first] == [FREED] * first
+            assert FREED not in table.blocks[first:]
 
     def write_one(self, text, token):
         position = len(text.tokens)
-        places = self.blocks.row(position)
-        evictable, before = self.blocks.cached, list(text.table)
-        wanted = sum(place >= len(text.table) or self.blocks.is_shared(text.table[place]) for place in places)
+        index, is_new = position // self.size, position == text.tables[0].capacity
+        evictable, before = self.blocks.cached, [list(blocks) for blocks in lists(text.tables)]
+        wanted = sum(is_new or self.blocks.is_shared(table.blocks[index]) for table in text.tables)
         if wanted > self.blocks.num_available:
-            if places.start == len(text.table):
+            if is_new:
                 with pytest.raises(MemoryError, match="free"):
-                    self.blocks.extend(text.table, position + 1)
-                assert text.table == before
+                    self.blocks.allocate(text.tables, position + 1)
+                assert lists(text.tables) == before
             return False
-        evicted = self.take(text, places)
+        evicted = self.take(text, index, is_new)
         assert evicted == evictable[: len(evicted)]
         self.forgotten(evicted)
         text.tokens.append(token)
-        for group, place in enumerate(places):
-            assert not self.blocks.is_shared(text.table[place])
-            self.written[text.table[place]] = group, list(text.tokens)
+        for group, table in enumerate(text.tables):
+            assert not self.blocks.is_shared(table.blocks[index])
+            self.written[table.blocks[index]] = group, list(text.tokens)
+            assert table.slots(range(position, position + 1)) == [
+                table.blocks[index] * self.size + position % self.size
+            ]
         if len(text.tokens) % self.size == 0:
             is_found = text.node is not None and text.node.root is self.blocks.prefixes.root
-            own = [text.table[place] for place in places]
-            text.node = self.blocks.publish(text.table, position // self.size, text.tokens[-self.size :], text.node)
+            own = [table.blocks[index] for table in text.tables]
+            text.node = self.blocks.publish(text.tables, index, text.tokens[-self.size :], text.node)
             assert (text.node is not None) == is_found
-            for group, (place, block) in enumerate(zip(places, own, strict=True)):
+            for group, (table, block) in enumerate(zip(text.tables, own, strict=True)):
                 if is_found:
-                    assert text.table[place] == self.known.setdefault((tuple(text.tokens), group), block)
-                assert self.written[text.table[place]] == (group, text.tokens)
+                    assert table.blocks[index] == self.known.setdefault((tuple(text.tokens), group), block)
+                assert self.written[table.blocks[index]] == (group, text.tokens)
         return True
 
-    def take(self, text, places):
-        if places.start == len(text.table):
-            return self.blocks.extend(text.table, len(text.tokens) + 1)
+    def take(self, text, index, is_new):
+        if is_new:
+            return self.blocks.allocate(text.tables, len(text.tokens) + 1)
         evicted = []
-        for place in places:
-            if self.blocks.is_shared(text.table[place]):
-                source, gone = self.blocks.own(text.table, place)
-                self.written[text.table[place]] = self.written[source]
-                evicted += gone
+        for table in text.tables:
+            if self.blocks.is_shared(table.blocks[index]):
+                source, more = self.blocks.copy_on_write(table, index)
+                self.written[table.blocks[index]] = self.written[source]
+                evicted += more
         return evicted
 
     @precondition(lambda self: not self.blocks.num_available)
     @rule(text=texts)
-    def where_nothing_is_free_nothing_is_copied(self, text):
-        before = list(text.table)
-        for place, block in enumerate(before):
-            if block != GIVEN_BACK and self.blocks.is_shared(block):
-                with pytest.raises(MemoryError, match=r"none of .* is free"):
-                    self.blocks.own(text.table, place)
-        assert text.table == before
+    def nothing_is_copied_if_nothing_is_free(self, text):
+        before = [list(blocks) for blocks in lists(text.tables)]
+        for table in text.tables:
+            for index, block in enumerate(table.blocks):
+                if block != FREED and self.blocks.is_shared(block):
+                    with pytest.raises(MemoryError, match=r"all \d+ are held"):
+                        self.blocks.copy_on_write(table, index)
+        assert lists(text.tables) == before
 
     @invariant()
     def every_block_is_in_one_state(self):
@@ -184,10 +196,10 @@ class Blocks(RuleBasedStateMachine):
         assert f"{blocks.num_held} of {blocks.num_blocks} blocks" in repr(blocks)
 
     @invariant()
-    def the_index_knows_what_was_published_and_nothing_that_nobody_needs(self):
+    def the_index_holds_what_was_published_and_no_unneeded_node(self):
         prefixes, spelled = self.blocks.prefixes, {}
-        ways = [(prefixes.root, [])]
-        for node, tokens in ways:  # grows as it goes on
+        paths = [(prefixes.root, [])]
+        for node, tokens in paths:  # grows while it is read
             assert node.root is prefixes.root
             assert node is prefixes.root or not node.is_empty or node.children
             for group, block in enumerate(node.blocks):
@@ -195,7 +207,7 @@ class Blocks(RuleBasedStateMachine):
                     spelled[tuple(tokens), group] = block
             for own, child in node.children.items():
                 assert (child.parent, child.tokens) == (node, own)
-                ways.append((child, tokens + list(own)))
+                paths.append((child, tokens + list(own)))
         assert spelled == self.known
         assert {block for block in range(self.blocks.num_blocks) if block in prefixes} == set(spelled.values())
         assert len(prefixes) == len(spelled)
@@ -203,18 +215,18 @@ class Blocks(RuleBasedStateMachine):
         assert not set(self.blocks._free) & set(spelled.values())
 
     @invariant()
-    def what_a_table_names_is_what_was_written(self):
+    def live_blocks_hold_what_was_written(self):
         for text in self.held:
-            for place, block in enumerate(text.table):
-                row, group = divmod(place, self.groups)
-                end = min((row + 1) * self.size, len(text.tokens))
-                if block != GIVEN_BACK and end > row * self.size:
-                    assert (self.written[block][0], self.written[block][1][:end]) == (group, text.tokens[:end])
+            for group, table in enumerate(text.tables):
+                for index, block in enumerate(table.blocks):
+                    end = min((index + 1) * self.size, len(text.tokens))
+                    if block != FREED and end > index * self.size:
+                        assert (self.written[block][0], self.written[block][1][:end]) == (group, text.tokens[:end])
 
     @invariant()
     def references_equal_the_tables(self):
-        named = [block for text in self.held for block in held(text.table)]
-        assert self.blocks.references == [named.count(block) for block in range(self.blocks.num_blocks)]
+        listed = [block for text in self.held for table in text.tables for block in table.live_blocks]
+        assert self.blocks.references == [listed.count(block) for block in range(self.blocks.num_blocks)]
 
 
 TestBlocks = Blocks.TestCase
@@ -228,70 +240,95 @@ def test_a_pool_without_room_is_refused(num_blocks, block_size):
 
 
 def test_all_or_nothing():
-    blocks, table = BlockAllocator(12, 4), []
+    blocks = BlockAllocator(12, 4)
+    tables = blocks.new_tables()
     with pytest.raises(MemoryError, match="60 tokens need 15 more blocks of 4, but 12 of 12 are free"):
-        blocks.extend(table, 60)
-    assert table == []
-    blocks.extend(table, 41)
-    blocks.shrink(table, 9)
-    assert (len(table), blocks.num_held) == (3, 3)
-    blocks.extend(table, 4)
-    assert len(table) == 3
+        blocks.allocate(tables, 60)
+    assert lists(tables) == [[]]
+    blocks.allocate(tables, 9)
+    assert (len(tables[0].blocks), blocks.num_held) == (3, 3)
+    blocks.allocate(tables, 4)
+    assert len(tables[0].blocks) == 3
 
 
-def publish(blocks, table, tokens):
-    """Let the blocks of a text of one token each be found; the node of each."""
+def publish(blocks, tables, tokens):
+    """Publish the blocks of a text, which hold one token each; return the node of each."""
     nodes = [blocks.prefixes.root]
     for index, token in enumerate(tokens):
-        nodes.append(blocks.publish(table, index, [token], nodes[-1]))
+        nodes.append(blocks.publish(tables, index, [token], nodes[-1]))
     return nodes[1:]
 
 
-def test_the_least_recently_used_goes_first_and_children_before_parents():
+def allocated(blocks, num_tokens):
+    """New tables that cover `num_tokens` positions."""
+    tables = blocks.new_tables()
+    blocks.allocate(tables, num_tokens)
+    return tables
+
+
+def found(blocks, tokens):
+    """The tables of the longest prefix that is in the cache."""
+    return lists(blocks.match_prefix(tokens)[0])
+
+
+def test_the_least_recently_used_is_evicted_first_and_children_before_parents():
     blocks = BlockAllocator(4, 1)
-    old, new = [], []
-    for table, tokens in ((old, [1, 2]), (new, [3, 4])):
-        blocks.extend(table, 2)
-        publish(blocks, table, tokens)
-    first, second = list(old), list(new)
-    blocks.shrink(old)
-    blocks.shrink(new)
+    old, new = allocated(blocks, 2), allocated(blocks, 2)
+    for tables, tokens in ((old, [1, 2]), (new, [3, 4])):
+        publish(blocks, tables, tokens)
+    (first,), (second,) = ([list(table.blocks) for table in tables] for tables in (old, new))
+    blocks.free(old)
+    blocks.free(new)
     assert blocks.cached == [*reversed(first), *reversed(second)]
-    blocks.shrink(blocks.share(blocks.find([1])[0]))  # used again
+    blocks.free(blocks.add_reference(blocks.match_prefix([1])[0]))  # used again
     assert blocks.cached == [first[1], *reversed(second), first[0]]
-    table = []
-    assert blocks.extend(table, 3) == [first[1], *reversed(second)]
-    assert blocks.find([1, 2])[0] == first[:1]
-    assert blocks.find([3, 4])[0] == []
+    assert blocks.allocate(blocks.new_tables(), 3) == [first[1], *reversed(second)]
+    assert found(blocks, [1, 2]) == [first[:1]]
+    assert found(blocks, [3, 4]) == [[]]
 
 
-def test_a_beginning_is_found_without_its_own_beginning_where_a_window_hides_that():
-    blocks, table = BlockAllocator(4, 1, [3]), []
-    blocks.extend(table, 4)
-    nodes = publish(blocks, table, [1, 2, 3, 4])
-    kept = list(table)
-    blocks.give_back_behind(table, 4)
-    assert table == [GIVEN_BACK, GIVEN_BACK, *kept[2:]]
-    assert blocks.extend([], 1) == kept[1:2]  # given back last to first
+def test_a_prefix_is_found_without_the_blocks_that_a_window_hides():
+    blocks = BlockAllocator(4, 1, [3])
+    tables = allocated(blocks, 4)
+    nodes = publish(blocks, tables, [1, 2, 3, 4])
+    kept = list(tables[0].blocks)
+    blocks.free_before(tables, 4)
+    assert tables[0].blocks == [FREED, FREED, *kept[2:]]
+    assert blocks.allocate(blocks.new_tables(), 1) == kept[1:2]  # freed last to first
     for window, length in ((None, 1), (5, 1), (3, 4), (2, 4), (1, 4)):
         blocks.windows = (window,)
         hidden = 0 if window is None else max(0, length - window + 1)
-        assert blocks.find([1, 2, 3, 4, 5]) == ([GIVEN_BACK] * hidden + kept[hidden:length], nodes[length - 1])
+        match, node = blocks.match_prefix([1, 2, 3, 4, 5])
+        assert (lists(match), node) == ([[FREED] * hidden + kept[hidden:length]], nodes[length - 1])
     assert repr(nodes[1]) == "Node(2 blocks long, no block, 1 children)"
     assert repr(nodes[3]) == f"Node(4 blocks long, block {kept[3]}, 0 children)"
     assert repr(blocks.prefixes) == "PrefixIndex(3 blocks of 1 tokens known)"
 
 
-def test_layers_with_a_window_let_go_what_others_keep():
-    blocks, table = BlockAllocator(8, 1, [2, None]), []
-    blocks.extend(table, 4)
-    taken = list(table)
-    nodes = publish(blocks, table, [1, 2, 3, 4])
-    blocks.give_back_behind(table, 4)
-    assert table[::2] == [GIVEN_BACK] * 3 + taken[6:7]
-    assert table[1::2] == taken[1::2]
-    assert blocks.cached == [taken[4], taken[2], taken[0]]
-    assert blocks.extend([], 1) == [taken[4], taken[2]]
-    assert repr(nodes[1]) == f"Node(2 blocks long, blocks none, {taken[3]}, 1 children)"
-    assert blocks.find([1, 2, 3, 4, 5]) == (table, nodes[3])
-    assert blocks.find([1, 2, 3, 5]) == (taken[:2], nodes[0])  # the keys that others would miss were evicted
+def test_a_group_with_a_window_frees_what_others_keep():
+    blocks = BlockAllocator(8, 1, [2, None])
+    tables = allocated(blocks, 4)
+    windowed, full = [list(table.blocks) for table in tables]
+    nodes = publish(blocks, tables, [1, 2, 3, 4])
+    blocks.free_before(tables, 4)
+    assert lists(tables) == [[FREED] * 3 + windowed[3:], full]
+    assert blocks.cached == [windowed[2], windowed[1], windowed[0]]
+    assert blocks.allocate(blocks.new_tables(), 1) == [windowed[2], windowed[1]]
+    assert repr(nodes[1]) == f"Node(2 blocks long, blocks none, {full[1]}, 1 children)"
+    assert (found(blocks, [1, 2, 3, 4, 5]), blocks.match_prefix([1, 2, 3, 4, 5])[1]) == (lists(tables), nodes[3])
+    shorter, node = blocks.match_prefix([1, 2, 3, 5])  # for longer prefixes, windowed blocks have been evicted
+    assert (lists(shorter), node) == ([windowed[:1], full[:1]], nodes[0])
+
+
+@pytest.mark.parametrize("window", [None, 1, 2, 5, 9])
+@pytest.mark.parametrize("block_size", [1, 3, 4])
+def test_a_table_frees_exactly_the_blocks_that_no_later_query_can_read(window, block_size):
+    for position in range(20):
+        table = BlockTable(block_size, window, list(range(-(-20 // block_size))))
+        readable = range(0 if window is None else max(0, position - window + 1), 20)
+        expected = sorted({place // block_size for place in readable})
+        dropped = table.free_before(position)
+        assert table.live_blocks == live_blocks(table.blocks) == expected
+        assert dropped == list(range(expected[0] - 1, -1, -1))
+        assert table.free_before(position) == []
+        assert ("freed" in repr(table)) == bool(dropped)

@@ -10,10 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from minillm import RequestError
-from minillm.engine.block_allocator import GIVEN_BACK, BlockAllocator, held
-from minillm.engine.scheduler import ADMISSIONS, POLICIES, Sampled, Scheduler, StepPlan
+from minillm.engine.block_allocator import BlockAllocator
+from minillm.engine.block_table import FREED, BlockTable
+from minillm.engine.scheduler import POLICIES, Scheduler
 from minillm.engine.sequence import Sequence
-from minillm.engine.waiting_queue import WaitingQueue
+from minillm.engine.step_plan import StepPlan
+from minillm.engine.waiting_queue import ADMISSIONS, WaitingQueue
+from minillm.trace import BlockCopy, SampledToken
 
 END = 3  # the token that ends a text
 
@@ -38,13 +41,21 @@ class Paper:
     def __init__(self, scheduler, end=END):
         self.scheduler, self.end, self.memory = scheduler, end, {}
         self.answers = {}  # (request id, completion) -> tokens
+        self.prompts, self.texts = {}, {}  # by request id; and by request id and completion
+        add = scheduler.add
+
+        def add_and_remember(sequence):
+            add(sequence)
+            self.prompts[sequence.request_id] = list(sequence.token_ids)
+
+        scheduler.add = add_and_remember
 
     def step(self):
         plan = self.scheduler.schedule()
         self.check(plan)
-        for source, target in plan.copies:
+        for copy in plan.copies:
             for offset in range(self.scheduler.blocks.block_size):
-                self.memory[target, offset] = self.memory.get((source, offset))
+                self.memory[copy.target, offset] = self.memory.get((copy.source, offset))
         places = [
             place
             for chunk in plan.chunks
@@ -52,7 +63,8 @@ class Paper:
             for place in self.places(chunk, position)
         ]
         assert len(places) == len(set(places))  # no two write to the same place
-        texts = [tuple(chunk.sequence.token_ids) for chunk in plan.chunks]
+        sequences = [self.scheduler.sequence(chunk) for chunk in plan.chunks]
+        texts = [tuple(sequence.token_ids) for sequence in sequences]
         for chunk, text in zip(plan.chunks, texts, strict=True):
             for position in range(chunk.start, chunk.stop):
                 for group, place in enumerate(self.places(chunk, position)):
@@ -62,42 +74,44 @@ class Paper:
                 for position in range(0 if window is None else max(0, chunk.start - window + 1), chunk.stop):
                     assert self.memory[self.places(chunk, position)[group]] == (group, text[: position + 1])
         self.scheduler.commit(plan, [self.sample(chunk) for chunk in plan.chunks])
-        for finished in plan.finished:
-            sequence = finished.sequence
-            self.answers[sequence.request_id, sequence.completion] = sequence.token_ids
+        for chunk in plan.chunks:
+            for token in chunk.sampled:
+                self.texts.setdefault((chunk.request_id, token.completion), []).append(token.token_id)
+        for finish in plan.finished:
+            key = finish.request_id, finish.completion
+            self.answers[key] = self.prompts[finish.request_id] + self.texts[key]
         return plan
 
     def places(self, chunk, position):
-        """Where in memory it lies, by group."""
-        blocks = self.scheduler.blocks
-        return [(chunk.block_table[place], position % blocks.block_size) for place in blocks.row(position)]
+        """Where in memory the position is stored, by group."""
+        size = self.scheduler.blocks.block_size
+        return [(table[position // size], position % size) for table in chunk.block_tables]
 
     def sample(self, chunk):
-        sequence = chunk.sequence
-        first = sequence.completion
-        sampled = []
-        for completion in range(first, first + chunk.num_samples):
+        sequence = self.scheduler.sequence(chunk)
+        for completion in range(chunk.completion, chunk.completion + chunk.num_samples):
             token = next_token(sequence.token_ids, completion)
-            length = sequence.num_generated + 1 == sequence.max_tokens
-            sampled.append(Sampled(token, "stop" if token == self.end else "length" if length else None))
-        return sampled
+            is_last = sequence.num_generated + 1 == sequence.max_tokens
+            reason = "stop" if token == self.end else "length" if is_last else None
+            chunk.sampled.append(SampledToken(token, completion=completion, finish_reason=reason))
+        return chunk.sampled
 
     def check(self, plan):
         """What holds of every plan."""
         scheduler = self.scheduler
         assert sum(len(chunk.token_ids) for chunk in plan.chunks) == plan.num_tokens <= scheduler.max_batch_tokens
-        advanced = [chunk.sequence for chunk in plan.chunks]
+        advanced = [scheduler.sequence(chunk) for chunk in plan.chunks]
         assert len(set(advanced)) == len(advanced)
         assert set(advanced) <= set(scheduler.running)
         assert bool(plan.chunks) == scheduler.has_unfinished
         kinds = [chunk.is_prefill for chunk in plan.chunks]
         assert scheduler.policy == "chunked" or len(set(kinds)) <= 1
         assert kinds == sorted(kinds)  # decodes first
-        for chunk in plan.chunks:
-            assert chunk.token_ids == chunk.sequence.token_ids[chunk.start : chunk.stop]
+        for chunk, sequence in zip(plan.chunks, advanced, strict=True):
+            assert chunk.token_ids == sequence.token_ids[chunk.start : chunk.stop]
             assert chunk.is_prefill or len(chunk.token_ids) == 1
         for admitted in plan.admitted:
-            assert admitted.num_cached_tokens < len(admitted.sequence.token_ids)
+            assert admitted.num_cached_tokens < admitted.num_tokens
         assert not (plan.admitted and plan.preempted)
         assert (f"{plan.num_tokens} tokens" in repr(plan)) == bool(plan.chunks)
 
@@ -117,13 +131,13 @@ def check_tables(scheduler):
     """Between steps: they name what queries to come can reach, and nothing else."""
     size, windows = scheduler.blocks.block_size, scheduler.blocks.windows
     for sequence in scheduler.running:
-        for group, window in enumerate(windows):
-            table, next_one = sequence.block_table[group :: len(windows)], sequence.num_computed
+        for table, window in zip(sequence.block_tables, windows, strict=True):
+            next_one = sequence.num_computed
             hidden = 0 if window is None else max(0, next_one - window + 1) // size
-            assert table[:hidden] == [GIVEN_BACK] * hidden
-            assert GIVEN_BACK not in table[hidden:]
-            assert len(table) * size >= next_one
-            assert len(held(table)) <= most_rows(scheduler, sequence.most_positions, window)
+            assert table.blocks[:hidden] == [FREED] * hidden
+            assert FREED not in table.blocks[hidden:]
+            assert table.capacity >= next_one
+            assert len(table.live_blocks) <= most_rows(scheduler, sequence.max_positions, window)
 
 
 class Serving(RuleBasedStateMachine):
@@ -153,14 +167,14 @@ class Serving(RuleBasedStateMachine):
     )
     def add(self, prompt, max_tokens, num_forks, priority):
         request_id = f"r{next(self.ids)}"
-        sequence = Sequence.of(request_id, prompt, max_tokens, num_forks=num_forks, priority=priority)
+        sequence = Sequence.from_prompt(request_id, prompt, max_tokens, num_forks=num_forks, priority=priority)
         blocks = self.scheduler.blocks
         fits = most_blocks(self.scheduler, len(prompt) + max_tokens - 1) <= blocks.num_blocks
         if fits and num_forks <= self.scheduler.max_sequences:
             self.scheduler.add(sequence)
             self.requests[request_id] = (prompt, max_tokens, num_forks)
-            with pytest.raises(RequestError, match=f"a request '{request_id}' is under way"):
-                self.scheduler.add(Sequence.of(request_id, [0], 1))
+            with pytest.raises(RequestError, match=f"request '{request_id}' is still unfinished"):
+                self.scheduler.add(Sequence.from_prompt(request_id, [0], 1))
         else:
             message = f"a request for {num_forks} completions" if fits else f"has {blocks.num_blocks}|max_sequences is"
             with pytest.raises(RequestError, match=message):
@@ -183,7 +197,7 @@ class Serving(RuleBasedStateMachine):
             for position in range(chunk.start, chunk.stop):
                 for place in self.paper.places(chunk, position):
                     self.paper.memory[place] = "garbage"
-        self.scheduler.abandon(plan)
+        self.scheduler.abandon()
 
     @rule(data=st.data())
     def abort(self, data):
@@ -193,13 +207,13 @@ class Serving(RuleBasedStateMachine):
             assert {finished.reason for finished in ended} == {"abort"}
             del self.requests[request_id]
         assert not self.scheduler.is_unfinished(request_id)
-        with pytest.raises(RequestError, match=f"no request '{request_id}' is under way"):
+        with pytest.raises(RequestError, match=f"no unfinished request '{request_id}'"):
             self.scheduler.end(request_id, "abort")
 
     @invariant()
     def every_block_is_accounted_for(self):
         blocks, running = self.scheduler.blocks, self.scheduler.running
-        named = [block for sequence in running for block in held(sequence.block_table)]
+        named = [block for sequence in running for table in sequence.block_tables for block in table.live_blocks]
         assert blocks.references == [named.count(block) for block in range(blocks.num_blocks)]
         assert blocks.num_free + blocks.num_cached + blocks.num_held == blocks.num_blocks
         assert set(blocks._free) | set(blocks.cached) | set(named) == set(range(blocks.num_blocks))
@@ -213,10 +227,10 @@ class Serving(RuleBasedStateMachine):
     def every_sequence_is_in_one_queue(self):
         running, waiting = self.scheduler.running, self.scheduler.waiting.first(1000)
         assert len(waiting) == len(self.scheduler.waiting)
-        unfinished = [sequence for members in self.scheduler._requests.values() for sequence in members]
+        unfinished = [sequence for members in self.scheduler._requests.values() for sequence in members.values()]
         assert sorted(map(id, running + waiting)) == sorted(map(id, unfinished))
         assert [sequence.rank for sequence in running] == sorted(sequence.rank for sequence in running)
-        assert all(not sequence.block_table and sequence.num_computed == 0 for sequence in waiting)
+        assert all(not sequence.block_tables and sequence.num_computed == 0 for sequence in waiting)
         assert sum(sequence.num_forks for sequence in running) <= self.scheduler.max_sequences
         assert self.scheduler.policy in repr(self.scheduler)
 
@@ -258,18 +272,20 @@ def test_behind_windows_a_pool_that_is_hardly_enough_for_one_serves_many(policy,
             watermark=0,
         )
         paper, requests = Paper(scheduler), {}
-        assert scheduler.most_blocks(100) == most_blocks(scheduler, 100)
+        assert scheduler.max_live_blocks(100) == most_blocks(scheduler, 100)
         for number in range(8):
             prompt = [int(drawn.random() < 0.02) for _ in range(drawn.randint(1, 40))]
             requests[f"r{number}"] = prompt, drawn.randint(1, 30), drawn.randint(1, 3)
-            scheduler.add(Sequence.of(f"r{number}", *requests[f"r{number}"][:2], num_forks=requests[f"r{number}"][2]))
+            scheduler.add(Sequence.from_prompt(f"r{number}", *requests[f"r{number}"][:2], num_forks=requests[f"r{number}"][2]))
         steps = 0
         while scheduler.has_unfinished:
             if steps < 200 and drawn.random() < 0.1:
-                scheduler.abandon(scheduler.schedule())
+                scheduler.schedule()
+                scheduler.abandon()
+            prefill_ends = {s.name: s.prefill_end for s in scheduler.running}
             plan = paper.step()
             check_tables(scheduler)
-            preempted_in_prefill += sum(p.num_computed < p.sequence.prefill_end for p in plan.preempted)
+            preempted_in_prefill += sum(p.num_computed < prefill_ends[p.name] for p in plan.preempted)
             steps += 1
             assert steps < 1000
         for request_id, (prompt, max_tokens, num_forks) in requests.items():
@@ -284,11 +300,11 @@ def test_what_a_found_prefix_lacks_behind_its_window_is_not_reckoned_with():
     blocks = BlockAllocator(18, 4, [8, None])  # ten rows of the text are ten blocks and two, and three times one row
     scheduler = Scheduler(blocks, max_batch_tokens=6, watermark=0)
     paper, text = Paper(scheduler, end=None), [n % 2 for n in range(40)]
-    scheduler.add(Sequence.of("text", text, 1))
+    scheduler.add(Sequence.from_prompt("text", text, 1))
     while scheduler.has_unfinished:
         paper.step()
     for number in range(3):
-        scheduler.add(Sequence.of(f"r{number}", [*text, 2, number], 2))
+        scheduler.add(Sequence.from_prompt(f"r{number}", [*text, 2, number], 2))
     plan = paper.step()
     assert [admitted.num_cached_tokens for admitted in plan.admitted] == [40, 40, 40]
     assert blocks.num_held == 18
@@ -300,16 +316,17 @@ def test_who_makes_way_for_a_prompt_gives_up_what_the_step_had_for_it():
     paper = Paper(scheduler, end=None)
     requests = {"first": ([0] * 40, 20), "second": ([1], 20)}
     for name, (prompt, max_tokens) in requests.items():
-        scheduler.add(Sequence.of(name, prompt, max_tokens))
+        scheduler.add(Sequence.from_prompt(name, prompt, max_tokens))
     while len(scheduler.running) < 2 or scheduler.running[1].in_prefill:
         paper.step()
     plan = scheduler.schedule()
     assert [chunk.is_prefill for chunk in plan.chunks] == [False, False]
-    scheduler.abandon(StepPlan(plan.chunks[:1]))
+    del plan.chunks[1:]  # only the first sequence starts over
+    scheduler.abandon()
     while not plan.preempted:
         plan = paper.step()
-    assert [preempted.sequence.name for preempted in plan.preempted] == ["second"]
-    assert [(chunk.sequence.name, chunk.is_prefill) for chunk in plan.chunks] == [("first", True)]
+    assert [preempted.name for preempted in plan.preempted] == ["second"]
+    assert [(chunk.name, chunk.is_prefill) for chunk in plan.chunks] == [("first", True)]
     assert plan.num_tokens == len(plan.chunks[0].token_ids)
     while scheduler.has_unfinished:
         paper.step()
@@ -318,13 +335,13 @@ def test_who_makes_way_for_a_prompt_gives_up_what_the_step_had_for_it():
 
 
 def test_a_chunk_that_is_withdrawn_takes_its_copies_along():
-    plan, sequences = StepPlan(copies=[(7, 1), (7, 2)]), []
-    for name, table in (("a", [0, 1]), ("b", [GIVEN_BACK, 2])):
-        sequences.append(Sequence.of(name, [3] * 4, 1))
-        sequences[-1].block_table = table
-        plan.advance(sequences[-1], 4, is_prefill=True)
+    plan, sequences = StepPlan(copies=[BlockCopy(7, 1), BlockCopy(7, 2)]), []
+    for name, table in (("a", [0, 1]), ("b", [FREED, 2])):
+        sequences.append(Sequence.from_prompt(name, [3] * 4, 1))
+        sequences[-1].block_tables = [BlockTable(4, 8, table)]
+        plan.add_chunk(sequences[-1], 4)
     plan.withdraw(sequences[1])
-    assert ([chunk.sequence.name for chunk in plan.chunks], plan.num_tokens, plan.copies) == (["a"], 4, [(7, 1)])
+    assert ([chunk.name for chunk in plan.chunks], plan.num_tokens, plan.copies) == (["a"], 4, [BlockCopy(7, 1)])
     plan.withdraw(sequences[1])
     assert plan.num_tokens == 4
 
@@ -333,7 +350,7 @@ def serve(scheduler, requests):
     """All answered, as long as they may be; the plans, in order."""
     paper = Paper(scheduler, end=None)
     for number, (prompt, max_tokens) in enumerate(requests):
-        scheduler.add(Sequence.of(f"r{number}", prompt, max_tokens))
+        scheduler.add(Sequence.from_prompt(f"r{number}", prompt, max_tokens))
     plans = []
     while scheduler.has_unfinished:
         plans.append(paper.step())
@@ -345,7 +362,7 @@ def test_the_policies_differ_as_their_names_say():
 
     def shape(policy):
         scheduler = Scheduler(BlockAllocator(40, 4), policy=policy, max_batch_tokens=8, max_sequences=2)
-        return [[(c.sequence.name, len(c.token_ids)) for c in plan.chunks] for plan in serve(scheduler, requests)]
+        return [[(c.name, len(c.token_ids)) for c in plan.chunks] for plan in serve(scheduler, requests)]
 
     static, continuous, chunked = map(shape, POLICIES)
     last = [any(name == "r2" for name, _ in step) for step in static].index(True)
@@ -359,11 +376,11 @@ def test_the_policies_differ_as_their_names_say():
 def test_the_first_admitted_is_never_preempted_and_the_last_goes_first():
     scheduler = Scheduler(BlockAllocator(8, 2), max_sequences=4, prefix_caching=False)
     plans = serve(scheduler, [([n % 2, n // 2], 14) for n in range(4)])
-    gone = [preempted.sequence.name for plan in plans for preempted in plan.preempted]
+    gone = [preempted.name for plan in plans for preempted in plan.preempted]
     assert gone
     assert "r0" not in gone
     assert gone[0] == "r3"
-    back = [admitted.sequence.name for plan in plans for admitted in plan.admitted if admitted.after_preemption]
+    back = [admitted.name for plan in plans for admitted in plan.admitted if admitted.after_preemption]
     assert sorted(back) == sorted(gone)
 
 
@@ -377,12 +394,12 @@ def test_a_queue_is_a_sorted_list(admission, operations):
     queue, expected, ranks = WaitingQueue(admission), [], iter(range(1000))
     for number, (operation, which, size) in enumerate(operations):
         if operation == "push":
-            sequence = Sequence.of(str(number), [0] * size, 1, priority=which)
+            sequence = Sequence.from_prompt(str(number), [0] * size, 1, priority=which)
             order = {"fcfs": 0, "priority": which, "shortest": size}[admission]
             expected.append(((1, order, number), sequence))
             queue.push(sequence)
         elif operation == "return":
-            sequence = Sequence.of(str(number), [0] * size, 1)
+            sequence = Sequence.from_prompt(str(number), [0] * size, 1)
             sequence.rank = (next(ranks), 0)
             expected.append(((0, *sequence.rank), sequence))
             queue.push(sequence)
@@ -406,7 +423,7 @@ def test_a_queue_is_a_sorted_list(admission, operations):
 
 def test_a_queue_of_thousands_who_left_does_not_keep_them():
     queue = WaitingQueue("shortest")
-    sequences = [Sequence.of(str(n), [0] * (1 + n), 1) for n in range(2000)]
+    sequences = [Sequence.from_prompt(str(n), [0] * (1 + n), 1) for n in range(2000)]
     for sequence in sequences:
         queue.push(sequence)
     for sequence in sequences[1:]:
