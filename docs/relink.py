@@ -1,4 +1,7 @@
-"""Point every link of docs/models.md at the line its title quotes: `python docs/relink.py`, when code has moved."""
+"""Update the line numbers of the links in docs/models.md: `python docs/relink.py`, after code has moved.
+
+Each link quotes a piece of code as its title. The link must lead to the one line of the file that contains the quote.
+"""
 
 import re
 from pathlib import Path
@@ -8,20 +11,26 @@ LINK = re.compile(r"""\((?P<path>[^()\s#]+)#L(?P<line>\d+) '(?P<code>[^']+)'\)""
 
 
 def line_of(path: Path, code: str) -> int:
-    """The number of the one line of a file that has `code` in it; ValueError if there is none, or more."""
+    """Return the number of the one line of a file that contains `code`.
+
+    Raises
+    ------
+    ValueError
+        No line contains it, or several do.
+    """
     lines = [number for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1) if code in line]
     if len(lines) != 1:
-        raise ValueError(f"{path.name} has {code!r} on {len(lines)} lines, wanted one: {lines}")
+        raise ValueError(f"expected {code!r} on one line of {path.name}, found it on {len(lines)}: {lines}")
     return lines[0]
 
 
 def relinked(page: str, folder: Path) -> str:
-    """The page with the line numbers that are right now."""
+    """Return the page with current line numbers. Paths in links are relative to `folder`."""
 
-    def right(link: re.Match) -> str:
+    def with_current_line(link: re.Match[str]) -> str:
         return f"({link['path']}#L{line_of(folder / link['path'], link['code'])} '{link['code']}')"
 
-    return LINK.sub(right, page)
+    return LINK.sub(with_current_line, page)
 
 
 if __name__ == "__main__":
