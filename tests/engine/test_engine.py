@@ -20,15 +20,15 @@ from support.builders import random_llama, write_gguf
 from minillm import BusyError, Engine, EngineConfig, NumericError, RequestError, SamplingParams
 from minillm.checkpoints import open_checkpoint
 from minillm.engine import stream_seed
-from minillm.engine.block_allocator import BlockAllocator
-from minillm.engine.detokenizing import Answer
+from minillm.engine.detokenizing import IncrementalDetokenizer
 from minillm.engine.sampling import sample
-from minillm.engine.scheduler import ADMISSIONS, POLICIES
+from minillm.engine.scheduler import POLICIES
+from minillm.engine.waiting_queue import ADMISSIONS
 from minillm.model.batch import Batch, Chunk
-from minillm.model.kv_cache import KVCache
+from minillm.model.kv_cache import CacheShape, KVCache
 from minillm.model.transformer import Transformer
 from minillm.ops import backend
-from minillm.trace import StepRecord, Trace, from_json, held, request_metrics, run_metrics, to_json
+from minillm.trace import StepRecord, Trace, from_json, request_metrics, run_metrics, to_json
 
 CONTEXT = 64
 SIZES = {  # of tiny Llamas: heads alone and heads in groups; one, two, and seven layers
@@ -51,23 +51,23 @@ class Model:
         checkpoint = open_checkpoint(path)
         self.tokenizer = checkpoint.tokenizer
         config = replace(checkpoint.config, sliding_window=windows[0], window_layers=tuple(range(num_windowed)))
-        assert config.group_windows == tuple(windows)
+        assert CacheShape.from_config(config).windows == tuple(windows)
         self.transformer = Transformer(config, lambda name: checkpoint.tensors[name].read(), backend("numba"))
 
     def engine(self, config):
         cache = KVCache(self.transformer.config, config.num_blocks, config.block_size, config.kv_dtype)
         cache.keys[:], cache.values[:] = 6e4, -6e4  # whoever reads what nobody wrote, shows
-        scheduler = config.scheduler(cache.blocks)
+        scheduler = config.scheduler(cache)
         return Engine(self.transformer, cache, scheduler, tokenizer=self.tokenizer, context_length=CONTEXT)
 
     def alone(self, prompt, params, completion=0, kv_dtype="float32"):
         """The loop without an engine: one unbroken cache, the whole prompt at once, then token by token."""
         cache = KVCache.contiguous(self.transformer.config, CONTEXT, dtype=kv_dtype)
-        answer, table = Answer(self.tokenizer, params), list(range(cache.num_blocks))
+        answer, tables = IncrementalDetokenizer(self.tokenizer, params), cache.full_tables()
         tokens, logprobs, texts, reason = list(prompt), [], [], None
         start, seed = 0, stream_seed(params.seed, completion)
         while reason is None:
-            batch = Batch.from_chunks([Chunk(tokens[start:], start, table)], CONTEXT, cache.num_groups)
+            batch = Batch.from_chunks([Chunk(tokens[start:], start, tables)], CONTEXT, cache.num_groups)
             logits = self.transformer.forward(batch, cache)
             start = len(tokens)
             chosen = sample(logits[0], params, seed, start - len(prompt), tokens)
@@ -168,10 +168,11 @@ def workloads(draw):
     return which, requests, coming, aborts, config
 
 
-def spoil(cache):
-    """Write over all blocks that nobody holds and nobody can find."""
-    for block, count in enumerate(cache.blocks.references):
-        if not count and block not in cache.blocks.prefixes:
+def spoil(engine):
+    """Overwrite all blocks that no table lists and no prefix can find."""
+    blocks, cache = engine.scheduler.blocks, engine.kv_cache
+    for block, count in enumerate(blocks.references):
+        if not count and block not in blocks.prefixes:
             cache.keys[block], cache.values[block] = 6e4, -6e4
 
 
@@ -187,7 +188,7 @@ def serve(engine, requests, coming, aborts):
                 engine.abort(str(number))
                 aborted.add(number)
         records.append(engine.step())
-        spoil(engine.kv_cache)
+        spoil(engine)
         step += 1
         assert step < 2000
     records.append(engine.step())  # tells of whoever was aborted last
@@ -245,7 +246,7 @@ def test_every_answer_has_the_bits_of_being_alone(models, workload):
                 assert expected[2].startswith(text)
             else:
                 assert (tokens, logprobs, text, reason) == expected
-    blocks = engine.kv_cache.blocks
+    blocks = engine.scheduler.blocks
     assert blocks.num_held == 0
     assert not engine._requests
     check_metrics(Trace(engine.facts, records), requests, answers)
@@ -278,8 +279,8 @@ def test_hundreds_of_preemptions_lose_nothing_and_keep_nothing(models):
             answers.push(record)
             num_preempted += len(record.preempted)
         assert num_preempted > 100
-        assert engine.kv_cache.blocks.num_held == 0
-        assert len(engine.kv_cache.blocks.prefixes) == engine.kv_cache.blocks.num_cached
+        assert engine.scheduler.blocks.num_held == 0
+        assert len(engine.scheduler.blocks.prefixes) == engine.scheduler.blocks.num_cached
         assert not engine._requests
         assert not engine.scheduler.waiting._heap
     for request_id, (prompt, params) in requests.items():
@@ -298,10 +299,11 @@ def test_behind_a_window_texts_pass_that_are_many_times_the_pool(models, prompt_
     most = 0
     while engine.has_unfinished:
         record = engine.step()
-        spoil(engine.kv_cache)
+        spoil(engine)
         most = max(most, record.pool.num_held)
     assert most <= 4
-    assert held(record.running[0].block_table) == record.running[0].block_table[-2:]
+    (table,) = record.running[0].block_tables
+    assert [block for block in table if block >= 0] == table[-2:]
     assert answers.of("long", 0) == model.alone(prompt[:prompt_length], params)
     with pytest.raises(
         RequestError, match="fill 63 positions, which takes 32 blocks of 2, but the pool has 4: shorten"
@@ -318,19 +320,19 @@ def test_a_cache_of_another_model_is_refused(models):
     for other in others:
         cache = KVCache.contiguous(other.transformer.config, 4)
         with pytest.raises(ValueError, match="was made for another model than Transformer"):
-            ours.forward(Batch.from_chunks([Chunk([1], 0, [*range(cache.num_blocks)])], 4, cache.num_groups), cache)
+            ours.forward(Batch.from_chunks([Chunk([1], 0, cache.full_tables())], 4, cache.num_groups), cache)
     cache = KVCache(models[3].transformer.config, 4)
-    with pytest.raises(ValueError, match=r"what windows of \(3,\) hide, but the model's are \(None,\)"):
-        Engine(ours, cache, EngineConfig().scheduler(cache.blocks))
+    with pytest.raises(ValueError, match=r"cache for \(3,\), but the model's are \(None,\)"):
+        Engine(ours, cache, EngineConfig().scheduler(cache))
     cache = KVCache(models[6].transformer.config, 4)
-    with pytest.raises(ValueError, match=r"of 1 groups .* but the cache has 2: make it with num_groups=kv"):
-        models[6].transformer.forward(Batch.from_chunks([Chunk([1], 0, [0])], 16), cache)
+    with pytest.raises(ValueError, match=r"for 1 KV-cache groups, but the cache has 2: make the batch with num_groups=kv"):
+        models[6].transformer.forward(Batch.from_chunks([Chunk([1], 0, [[0]])], 16), cache)
 
 
 def test_a_scheduler_over_other_blocks_than_the_cache_s_is_refused(models):
     cache = KVCache(models[0].transformer.config, 4)
-    scheduler = EngineConfig().scheduler(BlockAllocator(7, 16))
-    with pytest.raises(ValueError, match=r"over BlockAllocator.* of 7 blocks of 16.* make it over kv_cache.blocks"):
+    scheduler = EngineConfig().scheduler(KVCache(models[0].transformer.config, 7))
+    with pytest.raises(ValueError, match=r"the scheduler's BlockAllocator.* of 7 blocks of 16.* does not match KVCache"):
         Engine(models[0].transformer, cache, scheduler)
 
 
@@ -355,7 +357,7 @@ def test_one_requests_failure_ends_that_request_alone(models, monkeypatch, where
     bad = SamplingParams(max_tokens=12, temperature=1, seed=77, n=2, ignore_eos=True)
     for request_id, params in (("good", LONG), ("bad", bad), ("other", LONG)):
         engine.add_request([3, 4, 5], params, request_id=request_id)
-    victims = engine._requests["bad"].answers
+    victims = engine._requests["bad"].detokenizers
 
     def failing_sample(logits, params, seed, index, context):
         if params is bad and seed == stream_seed(77, 1) and index == 2:
@@ -380,7 +382,7 @@ def test_one_requests_failure_ends_that_request_alone(models, monkeypatch, where
         assert answers.reasons["bad", completion] == "error"
         assert isinstance(answers.exceptions["bad", completion], ZeroDivisionError)
     assert len(answers.tokens["bad", 1]) == 2
-    assert engine.kv_cache.blocks.num_held == 0
+    assert engine.scheduler.blocks.num_held == 0
 
 
 def test_scores_that_are_no_numbers_are_that_requests_failure(models, monkeypatch):
@@ -435,7 +437,7 @@ def test_a_step_that_fails_as_a_whole_can_be_taken_again(models, monkeypatch, er
         for completion in range(params.n):
             assert answers.of(request_id, completion) == model.alone([3, 4, 5], params, completion)
     assert failures > 3
-    assert engine.kv_cache.blocks.num_held == 0
+    assert engine.scheduler.blocks.num_held == 0
 
 
 # --- bad input -----------------------------------------------------------------------------------------------------
@@ -448,9 +450,9 @@ def test_requests_that_cannot_be_served_are_refused_when_they_come(models):
         ([], LONG, {}, "the prompt is empty"),
         ([999], LONG, {}, "prompt token 0 is 999; it must be a whole number, from 0 to 261"),
         ("text", LONG, {}, "a prompt is text or a list of token ids, not str"),
-        ([3] * 60, LONG, {}, "prompt of 60 tokens and max_tokens of 12 come to 72, but the context holds 64"),
+        ([3] * 60, LONG, {}, "prompt of 60 tokens and max_tokens of 12 need 72 positions, but the context has 64"),
         ([3] * 20, LONG, {}, "fill 31 positions, which takes 8 blocks of 4, but the pool has 4"),
-        ([3], LONG, {"request_id": "first"}, "a request 'first' is under way"),
+        ([3], LONG, {"request_id": "first"}, "request 'first' is still unfinished"),
         ([3], LONG, {"priority": 0.5}, "priority is 0.5"),
         ([3], SamplingParams(max_tokens=2, n=3), {}, "3 completions needs them to run at once, but max_sequences is 2"),
         ([3], SamplingParams(max_tokens=2, stop_token_ids=[262]), {}, "stop_token_ids is 262"),
@@ -461,11 +463,11 @@ def test_requests_that_cannot_be_served_are_refused_when_they_come(models):
         with pytest.raises(RequestError, match=f"n is {n!r}; it must be a whole number, 1 or more"):
             SamplingParams(n=n)
     for request_id in ("unknown", None):
-        with pytest.raises(RequestError, match="is under way: it has finished, or there never was one"):
+        with pytest.raises(RequestError, match="no unfinished request .*: it has finished, or was never added"):
             engine.abort(request_id)
     answers = finish_all(engine)
     assert answers.of("first", 0) == models[0].alone([3], LONG)
-    with pytest.raises(RequestError, match="no request 'first' is under way"):
+    with pytest.raises(RequestError, match="no unfinished request 'first'"):
         engine.abort("first")
     assert "Engine(Transformer(" in repr(engine)
 
@@ -555,7 +557,7 @@ def test_ctrl_c_waits_for_the_step_to_end(models):
                 sys.setprofile(None)
         assert interrupted == (left[0] <= 0 < at)
         assert answers.of("0", 0) == expected
-        assert engine.kv_cache.blocks.num_held == 0
+        assert engine.scheduler.blocks.num_held == 0
 
 
 @pytest.mark.parametrize(
@@ -571,7 +573,7 @@ def test_arguments_of_another_type_are_refused_and_leave_nothing_behind(models, 
     engine = models[0].engine(EngineConfig(num_blocks=40, block_size=4))
     with pytest.raises(RequestError, match=message):
         engine.add_request([3], **{"params": SamplingParams(max_tokens=1)} | arguments)
-    with pytest.raises(RequestError, match=r"no request .3. is under way"):
+    with pytest.raises(RequestError, match=r"no unfinished request \[3\]"):
         engine.abort([3])
     assert not engine.has_unfinished
     assert engine.step().arrived == []

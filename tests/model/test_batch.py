@@ -7,45 +7,43 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minillm.engine.block_allocator import GIVEN_BACK
+from minillm.engine.block_table import FREED, BlockTable
 from minillm.engine.sequence import Sequence
 from minillm.engine.step_plan import StepPlan
-from minillm.model.batch import Batch, Chunk
+from minillm.model.batch import NO_BLOCK, Batch, Chunk
 from minillm.model.config import ModelConfig
-from minillm.model.kv_cache import KVCache
+from minillm.model.kv_cache import KVCache, kv_groups
 
 CONFIG = ModelConfig("llama", 100, 16, 32, 2, 4, 2, 8, 64)
 
 
 @st.composite
 def chunk_lists(draw):
-    """Block size, groups of layers, and chunks, of each with the tables of its groups."""
-    block_size, groups, cases = draw(st.integers(1, 9)), draw(st.integers(1, 3)), []
+    """A block size, a number of KV-cache groups, and chunks."""
+    block_size, groups, chunks = draw(st.integers(1, 9)), draw(st.integers(1, 3)), []
     for number in range(draw(st.integers(1, 5))):
         start, length, spare = draw(st.integers(0, 30)), draw(st.integers(1, 20)), draw(st.integers(0, 2))
         rows = -(-(start + length) // block_size) + spare
         tables = [[1000 * number + 100 * group + row for row in range(rows)] for group in range(groups)]
         for table in tables:
             gone = draw(st.integers(0, start // block_size))  # behind a window
-            table[:gone] = [GIVEN_BACK] * gone
+            table[:gone] = [FREED] * gone
         token_ids = draw(st.lists(st.integers(0, 99), min_size=length, max_size=length))
-        side_by_side = [block for row in zip(*tables, strict=True) for block in row]
-        cases.append((Chunk(token_ids, start, side_by_side), tables))
-    return block_size, groups, cases
+        chunks.append(Chunk(token_ids, start, tables))
+    return block_size, groups, chunks
 
 
 @given(chunk_lists())
-def test_chunks_lie_end_to_end_and_every_token_knows_its_place(case):
-    block_size, groups, cases = case
-    chunks = [chunk for chunk, _ in cases]
+def test_chunks_are_laid_end_to_end_with_a_slot_for_every_token(case):
+    block_size, groups, chunks = case
     batch = Batch.from_chunks(chunks, block_size, groups)
     rows = [
         (
             token,
             start,
-            [tables[group][start // block_size] * block_size + start % block_size for group in range(groups)],
+            [BlockTable(block_size, None, table).slots(range(start, start + 1))[0] for table in chunk.block_tables],
         )
-        for chunk, tables in cases
+        for chunk in chunks
         for start, token in enumerate(chunk.token_ids, chunk.start)
     ]
     assert batch.num_tokens == len(rows)
@@ -53,64 +51,88 @@ def test_chunks_lie_end_to_end_and_every_token_knows_its_place(case):
     assert batch.token_ids.tolist() == [row[0] for row in rows]
     assert batch.positions.tolist() == [row[1] for row in rows]
     assert batch.slots.T.tolist() == [row[2] for row in rows]
-    for row, (chunk, tables) in enumerate(cases):
+    for row, chunk in enumerate(chunks):
         own = batch.token_ids[batch.query_starts[row] : batch.query_starts[row + 1]]
         assert own.tolist() == list(chunk.token_ids)
-        for group, table in enumerate(tables):
+        for group, table in enumerate(chunk.block_tables):
             found = batch.block_tables[group, row].tolist()
             assert found[: len(table)] == table
-            assert set(found[len(table) :]) <= {-1}
+            assert set(found[len(table) :]) <= {NO_BLOCK}
     assert f"{len(rows)} tokens of {len(chunks)} sequences" in repr(batch)
 
 
-def test_batches_that_make_no_sense_are_refused():
-    with pytest.raises(ValueError, match="at least one chunk"):
-        Batch.from_chunks([], 16)
-    with pytest.raises(ValueError, match="chunk 0 holds 0 tokens"):
-        Batch.from_chunks([Chunk([], 0, [0])], 16)
-    with pytest.raises(ValueError, match="from position -1 on"):
-        Batch.from_chunks([Chunk([1], -1, [0])], 16)
-    with pytest.raises(ValueError, match=r"chunk 1 holds 2 tokens from position 15 on; .* 1 blocks of 16 end at 16"):
-        Batch.from_chunks([Chunk([1], 0, [0]), Chunk([1, 2], 15, [1])], 16)
-    with pytest.raises(ValueError, match="its 4 blocks of 16 for 2 groups of layers end at 32"):
-        Batch.from_chunks([Chunk([1], 32, [0, 1, 2, 3])], 16, num_groups=2)
-    with pytest.raises(
-        ValueError, match="chunk 0 has a table of 3 blocks; of 2 groups of layers there must be equally"
-    ):
-        Batch.from_chunks([Chunk([1], 0, [0, 1, 2])], 16, num_groups=2)
-    gone = "chunk 1 would write to position 19, but its block table has given back the block of that: 5 given back; 7"
-    with pytest.raises(ValueError, match=gone):
-        Batch.from_chunks([Chunk([1], 0, [0]), Chunk([1, 2], 19, [GIVEN_BACK] * 5 + [7])], 4)
+def test_freed_blocks_are_marked_alike_in_tables_and_batches():
+    assert NO_BLOCK == FREED
+
+
+@pytest.mark.parametrize(
+    ("chunks", "block_size", "num_groups", "message"),
+    [
+        ([], 16, 1, "at least one chunk"),
+        ([Chunk([], 0, [[0]])], 16, 1, "chunk 0 has 0 tokens"),
+        ([Chunk([1], -1, [[0]])], 16, 1, "starting at position -1"),
+        (
+            [Chunk([1], 0, [[0]]), Chunk([1, 2], 15, [[1]])],
+            16,
+            1,
+            "chunk 1 has 2 tokens starting at position 15; .* its block tables cover positions 0 to 15",
+        ),
+        ([Chunk([1], 32, [[0, 2], [1, 3]])], 16, 2, "its block tables cover positions 0 to 31"),
+        (
+            [Chunk([1], 0, [[0, 1], [2]])],
+            16,
+            2,
+            r"chunk 0 has 2 block tables of \[1, 2\] blocks; expected 2, one per KV-cache group, all of the same length",
+        ),
+        ([Chunk([1], 0, [[0]])], 16, 2, r"chunk 0 has 1 block tables of \[1\] blocks; expected 2"),
+        (
+            [Chunk([1], 0, [[0]]), Chunk([1, 2], 19, [[FREED] * 5 + [7]])],
+            4,
+            1,
+            "chunk 1 would write to position 19, whose block has been freed: its block tables are 5 freed; 7",
+        ),
+    ],
+)
+def test_chunks_that_do_not_fit_their_tables_are_refused(chunks, block_size, num_groups, message):
+    with pytest.raises(ValueError, match=message):
+        Batch.from_chunks(chunks, block_size, num_groups)
 
 
 @given(st.integers(1, 40), st.data())
-def test_layers_that_see_equally_far_share_blocks(num_layers, data):
-    """Every layer is in one group, and has a place in its blocks; few places stay empty."""
+def test_layers_with_the_same_window_share_blocks(num_layers, data):
+    """Every layer is in one group, and has a place in the group's blocks; few places stay empty."""
     windowed = data.draw(st.sets(st.integers(0, num_layers - 1)))
     config = replace(CONFIG, num_layers=num_layers, sliding_window=9, window_layers=tuple(windowed))
-    groups = config.layer_groups
-    assert sorted(layer for group in groups for layer in group) == list(range(num_layers))
-    assert [{config.window(layer) for layer in group} for group in groups] == [{own} for own in config.group_windows]
+    groups = kv_groups(config)
+    assert sorted(layer for group in groups for layer in group.layers) == list(range(num_layers))
+    assert all({config.window(layer) for layer in group.layers} == {group.window} for group in groups)
     if len(windowed) in (0, num_layers):
-        assert groups == (tuple(range(num_layers)),)
+        assert [group.layers for group in groups] == [tuple(range(num_layers))]
     cache = KVCache(config, num_blocks=1)
-    assert cache.num_groups == cache.blocks.num_groups == len(groups)
-    assert len({tuple(place) for place in cache.places.tolist()}) == num_layers
-    assert cache.places[:, 1].max() + 1 == cache.keys.shape[1]
-    of_all = [len(group) for group, window in zip(groups, cache.blocks.windows, strict=True) if window is None]
-    assert len(of_all) * cache.keys.shape[1] <= 2 * sum(of_all)
+    assert cache.num_groups == len(cache.windows) == len(groups)
+    assert len({tuple(slot) for slot in cache.layer_slots.tolist()}) == num_layers
+    assert cache.layer_slots[:, 1].max() + 1 == cache.keys.shape[1]
+    sizes = [len(group.layers) for group in groups if group.window is None]
+    assert len(sizes) * cache.keys.shape[1] <= 2 * sum(sizes)
 
 
-def test_the_cache_tells_its_size_and_occupancy():
+def test_the_sizes_of_a_cache():
     cache = KVCache(CONFIG, num_blocks=10, block_size=4)
     assert cache.bytes_per_token == 2 * 2 * 2 * 8 * 4  # key and value, layers, kv heads, head_dim, float32
     assert cache.num_bytes == cache.keys.nbytes + cache.values.nbytes == 40 * cache.bytes_per_token
-    table = []
-    cache.blocks.extend(table, 9)
-    assert len(table) == 3
-    assert cache.occupancy == 0.3
-    assert cache.num_bytes_held == 12 * cache.bytes_per_token
-    assert "3 of 10 blocks of 4 held" in repr(cache)
+    assert cache.num_bytes == cache.num_blocks * cache.bytes_per_block
+    assert "10 blocks of 4" in repr(cache)
+
+
+@given(st.integers(0, 3), st.integers(1, 5), st.integers(1, 20))
+def test_full_tables_give_all_blocks_of_a_cache_to_one_sequence(num_windowed, block_size, length):
+    config = replace(CONFIG, num_layers=3, sliding_window=2, window_layers=tuple(range(num_windowed)))
+    num_blocks = KVCache.num_blocks_for(config, length, block_size)
+    cache = KVCache(config, num_blocks, block_size)
+    tables = cache.full_tables()
+    assert len(tables) == cache.num_groups
+    assert {len(table) for table in tables} == {-(-length // block_size)}
+    assert sorted(block for table in tables for block in table) == list(range(num_blocks))
 
 
 def test_a_block_is_copied_in_all_layers_and_no_other_is_touched():
@@ -126,9 +148,9 @@ def test_a_block_is_copied_in_all_layers_and_no_other_is_touched():
 def test_a_plan_becomes_the_batch_of_its_chunks():
     plan, tables = StepPlan(), [[3, 1], [0]]
     for table, start, length in ((tables[0], 2, 4), (tables[1], 3, 1)):
-        sequence = Sequence.of("r", list(range(10, 10 + start + length)), 5)
-        sequence.num_computed, sequence.block_table = start, table
-        plan.advance(sequence, length, is_prefill=length > 1)
+        sequence = Sequence.from_prompt("r", list(range(10, 10 + start + length)), 5)
+        sequence.num_computed, sequence.block_tables = start, [BlockTable(4, None, table)]
+        plan.add_chunk(sequence, length)
     batch = Batch.from_plan(plan, 4)
     assert batch.token_ids.tolist() == [12, 13, 14, 15, 13]
     assert batch.slots.tolist() == [[14, 15, 4, 5, 3]]
