@@ -85,7 +85,7 @@ def make_engine(llm: LLM, policy: str) -> Engine:
     return Engine(
         llm.transformer,
         cache,
-        config.scheduler(cache.blocks),
+        config.scheduler(cache),
         tokenizer=llm.tokenizer,
         context_length=llm.context_length,
         threads=llm.threads,

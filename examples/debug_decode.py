@@ -6,7 +6,7 @@
 
 `walk` below is `Engine.step` spelled out, from the library's own pieces: schedule, batch, forward, sample, commit,
 and then the record. After each of them stands a line marked STOP. What to look at there are the locals of that
-function: plan, batch, logits, seen (every intermediate by name), choices, record.
+function: plan, batch, logits, seen (every intermediate by name), tokens, record.
 
 pdb       `--stop` brings you there; or `python -m pdb examples/debug_decode.py`, then `b LINE` and `c`.
 VS Code   choose "debug_decode.py" in Run and Debug: `.vscode/launch.json` has it, for both backends.
@@ -28,15 +28,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from minillm import LLM, EngineConfig, SamplingParams, cli
-from minillm.engine.detokenizing import Answer
-from minillm.engine.recording import record_of
+from minillm.engine.detokenizing import IncrementalDetokenizer
+from minillm.engine.recording import StepRecorder
 from minillm.engine.sampling import sample
 from minillm.engine.scheduler import Scheduler
 from minillm.engine.sequence import Sequence
-from minillm.engine.step_plan import Sampled, StepPlan
+from minillm.engine.step_plan import StepPlan
 from minillm.model.batch import Batch
 from minillm.model.kv_cache import KVCache
-from minillm.trace import Finish, SampledToken, StepRecord
+from minillm.trace import StepRecord
 from minillm.view.shown import shown
 
 # A step has room for 16 tokens. The first prompt is read at once; the second, which comes a step later, is longer than
@@ -52,25 +52,26 @@ SEED = 0
 
 @dataclass
 class Served:
-    """What an `Engine` has: a model, a cache, a scheduler, and an answer for each request."""
+    """What an `Engine` has: a model, a cache, a scheduler, a recorder, and a detokenizer for each request."""
 
     llm: LLM
     kv_cache: KVCache
     scheduler: Scheduler
-    answers: dict[str, Answer] = field(default_factory=dict)
+    recorder: StepRecorder = field(default_factory=lambda: StepRecorder(lambda: 0.0))  # no clock: stopping takes time
+    detokenizers: dict[str, IncrementalDetokenizer] = field(default_factory=dict)
     records: list[StepRecord] = field(default_factory=list)
 
     @classmethod
     def by(cls, llm: LLM) -> Served:
         """Nobody yet, and an empty cache."""
         kv_cache = KVCache(llm.config, CONFIG.num_blocks, CONFIG.block_size)
-        return cls(llm, kv_cache, CONFIG.scheduler(kv_cache.blocks))
+        return cls(llm, kv_cache, CONFIG.scheduler(kv_cache))
 
     def add(self, request_id: str, prompt: str) -> Sequence:
         """Let a request wait its turn."""
-        sequence = Sequence.of(request_id, self.llm.encode(prompt), PARAMS.max_tokens)
+        sequence = Sequence.from_prompt(request_id, self.llm.encode(prompt), PARAMS.max_tokens)
         self.scheduler.add(sequence)
-        self.answers[request_id] = Answer(self.llm.tokenizer, PARAMS)
+        self.detokenizers[request_id] = IncrementalDetokenizer(self.llm.tokenizer, PARAMS)
         return sequence
 
 
@@ -80,18 +81,20 @@ def quiet(title: str, *things: object) -> None:
 
 def walk(served: Served, stop: bool = False, say: Callable[..., None] = quiet) -> StepRecord:
     """`Engine.step`, in the open. With `stop` it stops after each stage; `say` is told what each has made."""
-    llm, kv_cache, scheduler = served.llm, served.kv_cache, served.scheduler
+    llm, kv_cache, scheduler, recorder = served.llm, served.kv_cache, served.scheduler, served.recorder
+    recorder.begin()
 
     # Who advances by how many tokens? Integers only; whoever is admitted or grows has its blocks now.
     plan = scheduler.schedule()
-    record = record_of(plan, scheduler, step=len(served.records), time=0.0)  # no clock: looking takes its time
-    say("1. schedule", plan, *plan.chunks, *(chunk.sequence for chunk in plan.chunks), kv_cache.blocks)
+    recorder.scheduled(plan, scheduler)
+    sequences = [scheduler.sequence(chunk) for chunk in plan.chunks]
+    say("1. schedule", plan, *plan.chunks, *sequences, scheduler.blocks)
     if stop:  # STOP 1, schedule: plan, plan.chunks, scheduler, scheduler.running
         breakpoint()
 
     # The chunks' tokens end to end, and for each its place in the cache. From here on nobody knows whose they are.
-    for source, target in plan.copies:
-        kv_cache.copy_block(source, target)
+    for copy in plan.copies:
+        kv_cache.copy_block(copy.source, copy.target)
     batch = Batch.from_plan(plan, kv_cache.block_size, kv_cache.num_groups)
     say("2. batch", batch, *rows(llm, batch))
     if stop:  # STOP 2, batch: batch, batch.token_ids, batch.slots, batch.block_tables
@@ -105,30 +108,27 @@ def walk(served: Served, stop: bool = False, say: Callable[..., None] = quiet) -
         breakpoint()
 
     # A token for each chunk that has no known token after it: the decode yes, the chunk of a prompt not yet.
-    choices = []
-    for scores, chunk in zip(logits, plan.chunks, strict=True):
-        known, index = chunk.sequence.token_ids, chunk.sequence.num_generated
-        choices.append([sample(scores, PARAMS, SEED, index, known) for _ in range(chunk.num_samples)])
-    say("4. sample", *best(llm, plan, logits), *choices)
-    if stop:  # STOP 4, sample: choices, logits
+    tokens = []
+    for scores, chunk, sequence in zip(logits, plan.chunks, sequences, strict=True):
+        index, context = sequence.num_generated, sequence.token_ids
+        tokens.append([sample(scores, PARAMS, SEED, index, context) for _ in range(chunk.num_samples)])
+    say("4. sample", *best(llm, plan, logits), *tokens)
+    if stop:  # STOP 4, sample: tokens, logits
         breakpoint()
 
     # Text of the tokens, who is through; and the scheduler appends, lets go, and is ready for the next step.
-    sampled = []
-    for known, row in zip(record.chunks, choices, strict=True):
-        sampled.append([])
-        for choice in row:
-            text, finish_reason = served.answers[known.request_id].push(choice.token_id)
-            own_text = llm.tokenizer.token_text(choice.token_id)
-            known.sampled.append(SampledToken(known.completion, choice.token_id, text, choice.logprob, own_text))
-            sampled[-1].append(Sampled(choice.token_id, finish_reason))
-    scheduler.commit(plan, sampled)
-    say("5. commit", sampled, *(chunk.sequence for chunk in plan.chunks), scheduler)
-    if stop:  # STOP 5, commit: sampled, scheduler, served.answers
+    for chunk, row in zip(plan.chunks, tokens, strict=True):
+        for token in row:
+            token.text, token.finish_reason = served.detokenizers[chunk.request_id].push(token.token_id)
+            token.token_text = llm.tokenizer.token_text(token.token_id)
+        chunk.sampled = row
+    scheduler.commit(plan, tokens)
+    say("5. commit", *sequences, scheduler)
+    if stop:  # STOP 5, commit: tokens, scheduler, served.detokenizers
         breakpoint()
 
     # All of that as plain data, for views, metrics and traces.
-    record.finished = [Finish(end.sequence.request_id, 0, end.reason) for end in plan.finished]
+    record = recorder.complete(plan.finished)
     served.records.append(record)
     say("6. record", record, *record.chunks, *(token for chunk in record.chunks for token in chunk.sampled))
     if stop:  # STOP 6, record: record, record.chunks, record.pool
@@ -166,7 +166,7 @@ def best(llm: LLM, plan: StepPlan, logits: np.ndarray) -> list[str]:
         top = scores.argsort()[:-4:-1]
         listed = ", ".join(f"{shown(llm.tokenizer.token_text(int(i)))!r} {scores[i]:.2f}" for i in top)
         wanted = "chosen among all" if chunk.num_samples else "not asked for: more of the prompt is to come"
-        lines.append(f"{chunk.sequence.name}: {listed}, ... ({wanted})")
+        lines.append(f"{chunk.name}: {listed}, ... ({wanted})")
     return lines
 
 

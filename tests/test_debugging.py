@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 from support.builders import random_llama, write_gguf
 
-from minillm import LLM, Engine
+from minillm import LLM, Engine, SamplingParams, trace
+from minillm.model.debugger import debugger_attached
 from minillm.model.kv_cache import KVCache
 from minillm.model.probe import no_probe
+from minillm.model.transformer import Transformer
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "examples" / "debug_decode.py"
@@ -61,7 +63,7 @@ def tiny(tmp_path_factory):
 def engine_of(llm, example):
     config = example["CONFIG"]
     cache = KVCache(llm.config, config.num_blocks, config.block_size)
-    return Engine(llm.transformer, cache, config.scheduler(cache.blocks), tokenizer=llm.tokenizer)
+    return Engine(llm.transformer, cache, config.scheduler(cache), tokenizer=llm.tokenizer)
 
 
 def served_by_an_engine(llm, example, probe=no_probe):
@@ -86,7 +88,8 @@ def test_the_spine_in_the_open_does_what_the_engine_does(example, tiny, backend,
     llm = LLM(tiny, backend=backend)
     ours = example["serve"](llm, say=example["tell"]).records
     records, walked = served_by_an_engine(llm, example)
-    assert ours == [replace(record, time=0.0, milliseconds={}, arrived=[]) for record in records]
+    no_time = dict.fromkeys(trace.STAGES, 0.0)
+    assert ours == [replace(record, time=0.0, milliseconds=no_time, arrived=[]) for record in records]
     assert [chunk.phase for chunk in records[walked].chunks] == ["decode", "prefill"]
     assert not records[walked].chunks[1].sampled  # there is more of that prompt to come
     printed = capsys.readouterr().out
@@ -100,7 +103,7 @@ def test_pdb_stops_in_every_stage_and_reads_the_arrays(example, tiny):
     into = line_of(attending, "return xp.permute_dims(weights @ values, (1, 0, 2))")
     session = {
         "plan": "p plan",
-        "chunks": "p [(c.start, c.token_ids, c.block_table) for c in plan.chunks]",
+        "chunks": "p [(c.start, c.token_ids, c.block_tables) for c in plan.chunks]",
         1: "c",
         "batch": "p batch",
         "arrays": "p {name: array.tolist() for name, array in vars(batch).items()}",
@@ -112,9 +115,8 @@ def test_pdb_stops_in_every_stage_and_reads_the_arrays(example, tiny):
         "layer": "p seen['layers.1.attention.weights'].tolist()",
         "logits": "p logits.tolist()",
         3: "c",
-        "choices": "p choices",
+        "tokens": "p tokens",
         4: "c",
-        "sampled": "p sampled",
         "sequences": "p scheduler.running",
         5: "c",
         "record": "p record",
@@ -125,14 +127,14 @@ def test_pdb_stops_in_every_stage_and_reads_the_arrays(example, tiny):
     llm, seen = LLM(tiny, backend="numpy"), {}
     records, walked = served_by_an_engine(llm, example, seen.__setitem__)
     record = replace(records[walked], arrived=[])
-    chunks = [(c.start, c.token_ids, c.block_table) for c in record.chunks]
+    chunks = [(c.start, c.token_ids, c.block_tables) for c in record.chunks]
     assert said["plan"] == "StepPlan(16 tokens: prefill reading[0:15]; decode decoding; admitted reading)"
     assert ast.literal_eval(said["chunks"]) == chunks
     assert said["batch"] == f"Batch(16 tokens of 2 sequences, positions {chunks[0][0]}, 0..14)"
     arrays = ast.literal_eval(said["arrays"])
     assert arrays["token_ids"] == [token for _, ids, _ in chunks for token in ids]
     assert arrays["positions"] == [start + n for start, ids, _ in chunks for n in range(len(ids))]
-    tables = [chunks[0][2]] * len(chunks[0][1]) + [chunks[1][2]] * len(chunks[1][1])
+    tables = [chunks[0][2][0]] * len(chunks[0][1]) + [chunks[1][2][0]] * len(chunks[1][1])
     assert arrays["slots"] == [[t[p // 8] * 8 + p % 8 for t, p in zip(tables, arrays["positions"], strict=True)]]
     assert "attend()" in said["into attention"]
     first = seen["layers.0.attention.weights"][
@@ -143,9 +145,8 @@ def test_pdb_stops_in_every_stage_and_reads_the_arrays(example, tiny):
     np.testing.assert_allclose(ast.literal_eval(said["layer"]), seen["layers.1.attention.weights"], rtol=1e-6)
     np.testing.assert_allclose(ast.literal_eval(said["logits"]), seen["logits"], rtol=1e-5)
     (token,) = record.chunks[0].sampled
-    assert said["choices"] == f"[[Sample(token_id={token.token_id}, logprob={token.logprob!r})], []]"
-    assert f"[[Sampled(token_id={token.token_id}, finish_reason=None)], []]" in said["sampled"]
-    length, blocks = len(llm.encode(example["PROMPTS"]["reading"])), len(chunks[1][2])
+    assert said["tokens"].startswith(f"[[SampledToken(token_id={token.token_id}, logprob={token.logprob!r}, ")
+    length, blocks = len(llm.encode(example["PROMPTS"]["reading"])), len(chunks[1][2][0])
     assert f"reading: {length} prompt + 0 generated tokens, 15 computed, {blocks} blocks" in said["sequences"]
     assert said["record"] == repr(record)
 
@@ -154,7 +155,7 @@ def test_pdb_walks_the_default_model_by_breakpoints(example, default_gguf):
     """Started under pdb, without --stop, a breakpoint at each marked line; the compiled backend."""
     lines = stops()
     assert list(lines) == STAGES
-    session = {f"break {stage}": f"b {EXAMPLE}:{line}, record.step == 1" for stage, line in lines.items()} | {
+    session = {f"break {stage}": f"b {EXAMPLE}:{line}, len(plan.chunks) == 2" for stage, line in lines.items()} | {
         "schedule": "c",
         "batch": "c",
         "tokens": "p batch.token_ids.tolist()",
@@ -176,6 +177,94 @@ def test_pdb_walks_the_default_model_by_breakpoints(example, default_gguf):
     np.testing.assert_array_equal(np.float32(gathered), seen["layers.29.attention.gathered"][0, 0])  # the same bits
     assert ast.literal_eval(said["best"]) == seen["logits"].argmax(axis=1).tolist()
     assert said["text"] == repr(records[walked].chunks[0].sampled[0].text)
+
+
+ATTENTION_SESSION = """
+import sys
+from minillm import LLM, SamplingParams
+llm = LLM(sys.argv[1])
+answer = llm.generate("ab", SamplingParams(max_tokens=3, temperature=0, ignore_eos=True))
+print(answer[0].token_ids)
+"""
+
+
+def test_pdb_stops_in_attention_with_the_default_backend(tiny, tmp_path):
+    """The compiled layers run one by one while a debugger is attached, and answer with the same tokens."""
+    script = tmp_path / "script.py"
+    script.write_text(ATTENTION_SESSION)
+    transformer = ROOT / "minillm" / "model" / "transformer.py"
+    line = line_of(transformer, "v = self._heads(x, layer.v)")
+    session = {
+        "break": f"b {transformer}:{line}",
+        "first": "c",
+        "layer": "p index",
+        "shapes": "p (batch.num_tokens, x.shape, k.shape)",
+        "again": "c",
+        "next layer": "p index",
+        "clear": "cl 1",
+        "end": "c",
+    }
+    commands = "\n".join([*session.values(), "q", ""])
+    ran = subprocess.run(
+        [sys.executable, "-m", "pdb", script, tiny],
+        input=commands,
+        text=True,
+        capture_output=True,
+        check=True,
+        timeout=300,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHON_COLORS": "0"},
+    )
+    replies = ran.stdout.split("(Pdb) ")[1:]
+    said = dict(zip(session, replies, strict=False))
+    assert f"{transformer}({line})_attention()" in said["first"]
+    assert f"{transformer}({line})_attention()" in said["again"]
+    layers = [int(said["layer"]), int(said["next layer"])]
+    assert layers == [0, 1]
+    num_tokens, x, k = ast.literal_eval(said["shapes"])
+    assert (x, k) == ((num_tokens, 64), (num_tokens, 2, 16))
+    llm = LLM(tiny)
+    assert llm.transformer.fused_layers
+    (answer,) = llm.generate("ab", SamplingParams(max_tokens=3, temperature=0, ignore_eos=True))
+    assert str(answer.token_ids) in said["end"]
+
+
+def test_layers_run_one_by_one_on_request_or_under_a_debugger_with_the_same_bits(tiny, monkeypatch):
+    ids = [3, 4, 5, 6, 7, 8, 9]
+    fused = LLM(tiny)
+    expected = fused.logits(ids)
+    seen = []
+    layer = Transformer._layer
+
+    def watched(self, *arguments):
+        seen.append(arguments[4])
+        return layer(self, *arguments)
+
+    monkeypatch.setattr(Transformer, "_layer", watched)
+    np.testing.assert_array_equal(fused.logits(ids), expected)
+    assert seen == []
+    attached = sys.gettrace()
+    sys.settrace(lambda frame, event, argument: None)
+    try:
+        under_a_debugger = fused.logits(ids)
+    finally:
+        sys.settrace(attached)
+    np.testing.assert_array_equal(under_a_debugger, expected)
+    assert seen == [0, 1]
+    one_by_one = LLM(tiny, fused=False)
+    del seen[:]
+    np.testing.assert_array_equal(one_by_one.logits(ids), expected)
+    assert seen == [0, 1]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring came with Python 3.12")
+def test_a_debugger_that_uses_sys_monitoring_is_noticed():
+    assert not debugger_attached()
+    sys.monitoring.use_tool_id(sys.monitoring.DEBUGGER_ID, "test")
+    try:
+        assert debugger_attached()
+    finally:
+        sys.monitoring.free_tool_id(sys.monitoring.DEBUGGER_ID)
+    assert not debugger_attached()
 
 
 def test_the_editor_has_a_configuration_for_both_backends():

@@ -272,7 +272,7 @@ def test_a_request_aborted_by_somebody_else_ends(llm):
     (request_id,) = {sequence.request_id for sequence in llm.engine.scheduler.running}
     llm.engine.abort(request_id)
     assert len(list(stream)) < 5
-    assert llm.kv_cache.blocks.num_held == 0
+    assert llm.engine.scheduler.blocks.num_held == 0
 
 
 def test_steps_taken_by_hand_go_to_whoever_asked(llm):
@@ -359,11 +359,11 @@ def test_walking_away_from_a_stream_frees_its_blocks_at_once(llm):
     for leave in (lambda stream: stream.close(), lambda stream: None):
         stream = llm.stream([1, 2, 3], how)
         next(stream)
-        assert llm.kv_cache.blocks.num_held == 1
+        assert llm.engine.scheduler.blocks.num_held == 1
         leave(stream)
         del stream
         gc.collect()
-        assert llm.kv_cache.blocks.num_held == 0
+        assert llm.engine.scheduler.blocks.num_held == 0
         assert not llm.engine.has_unfinished
     never_begun = llm.stream([1, 2, 3], how)
     assert not llm.engine.has_unfinished
@@ -388,7 +388,7 @@ def test_a_stream_thrown_away_during_a_step_ends_before_the_next(llm):
     assert llm.engine.has_unfinished
     assert len(list(other)) == 2
     assert not llm.engine.has_unfinished
-    assert llm.kv_cache.blocks.num_held == 0
+    assert llm.engine.scheduler.blocks.num_held == 0
 
 
 def test_requests_that_cannot_be_served(llm):

@@ -11,7 +11,7 @@ from minillm.engine import Engine, EngineConfig
 from minillm.engine.sampling import SamplingParams
 from minillm.model.batch import Batch
 from minillm.model.config import ModelConfig
-from minillm.model.kv_cache import KVCache
+from minillm.model.kv_cache import CacheShape, KVCache
 from minillm.ops import backend
 from minillm.trace import Trace
 from minillm.trace.roofline import ModelCosts, Roofline, step_work
@@ -55,6 +55,7 @@ class ImaginedTransformer:
     def __init__(self, costs: ModelCosts, roofline: Roofline):
         self.costs, self.roofline, self.now = costs, roofline, 0.0
         self.weight_bytes, self.ops = costs.weight_bytes, backend("numpy")
+        self.cache_shape = CacheShape.from_config(self.config)
 
     def forward(self, batch: Batch, kv_cache: KVCache, **_: object) -> np.ndarray:
         """Scores [S, 2] that are all 0; a probe is shown nothing."""
@@ -70,7 +71,7 @@ class ImaginedEngine(Engine):
     def __init__(self, costs: ModelCosts, roofline: Roofline, options: EngineConfig):
         transformer = ImaginedTransformer(costs, roofline)
         cache = KVCache(transformer.config, options.num_blocks, options.block_size)
-        super().__init__(transformer, cache, options.scheduler(cache.blocks), model="imagined")
+        super().__init__(transformer, cache, options.scheduler(cache), model="imagined")
 
     def clock(self) -> float:
         """Seconds of the imagined machine."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 from dataclasses import dataclass
+from time import perf_counter
 
 import numpy as np
 
@@ -96,7 +97,8 @@ class Engine:
         self.probe: Probe = no_probe
         self._requests: dict[str, _Request] = {}
         self._num_requests = 0
-        self._recorder = StepRecorder()
+        self._made = perf_counter()
+        self._recorder = StepRecorder(self.clock)
         self._exclusive = ExclusiveAccess()
 
     # --- a step -------------------------------------------------------------------------------------------------
@@ -339,7 +341,7 @@ class Engine:
 
     def clock(self) -> float:
         """Return the seconds since the engine was made."""
-        return self._recorder.clock()
+        return perf_counter() - self._made
 
     @property
     def facts(self) -> RunFacts:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from time import perf_counter
 from typing import Any
 
 from minillm.engine.sampling import SamplingParams
@@ -23,34 +22,34 @@ class StepRecorder:
     end. Events that happen between two steps (`arrived`, `aborted`, `finished`) are kept for the next record. A step
     that fails leaves no record, and its number is used again.
 
+    Parameters
+    ----------
+    clock : returns the time in seconds.
+
     Attributes
     ----------
     record : the record of the current or last step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]):
         self.arrived: list[Arrival] = []
         self.aborted: list[str] = []
         self.finished: list[Finish] = []
-        self._made = perf_counter()
+        self._clock = clock
         self._num_steps = 0
         self._time = self._stage_end = 0.0
         self._milliseconds = dict.fromkeys(STAGES, 0.0)
 
-    def clock(self) -> float:
-        """Return the seconds since the engine was made."""
-        return perf_counter() - self._made
-
     def begin(self) -> None:
         """Start the clock of a step."""
-        self._time = self._stage_end = self.clock()
+        self._time = self._stage_end = self._clock()
         self._milliseconds = dict.fromkeys(STAGES, 0.0)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Attribute the time since the end of the previous stage, up to the end of the `with` block, to this stage."""
         yield
-        now = self.clock()
+        now = self._clock()
         self._milliseconds[name] += (now - self._stage_end) * 1000
         self._stage_end = now
 

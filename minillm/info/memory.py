@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minillm.engine import EngineConfig
-from minillm.engine.block_allocator import BlockAllocator
+from minillm.engine.block_demand import max_live_blocks
 from minillm.model.config import ModelConfig
+from minillm.model.kv_cache import CacheShape
 from minillm.trace.roofline import kv_bytes_per_token
 
 MEMINFO = Path("/proc/meminfo")
@@ -74,15 +75,15 @@ def positions_held(context: int, window: int | None, engine: EngineConfig) -> in
     """
     if window is None:
         return context
-    scheduler = engine.scheduler(BlockAllocator(1, engine.block_size, [window]))
-    return min(context, scheduler.most_blocks(context) * engine.block_size)
+    num_blocks = max_live_blocks(context, engine.max_batch_tokens, engine.block_size, [window])
+    return min(context, num_blocks * engine.block_size)
 
 
 def sequence_bytes(config: ModelConfig, context: int, bytes_per_number: int, engine: EngineConfig) -> int:
     """Bytes of keys and values that a sequence of `context` positions holds at most, at any one time."""
-    positions = sum(positions_held(context, window, engine) for window in config.group_windows)
-    layers = max(map(len, config.layer_groups))  # that a block has room for
-    return positions * layers * kv_bytes_per_token(config, bytes_per_number) // config.num_layers
+    shape = CacheShape.from_config(config)
+    positions = sum(positions_held(context, window, engine) for window in shape.windows)
+    return positions * shape.layers_per_block * kv_bytes_per_token(config, bytes_per_number) // config.num_layers
 
 
 def sequences_that_fit(free: int, num_bytes: int) -> int:

@@ -253,7 +253,9 @@ def test_every_answer_has_the_bits_of_being_alone(models, workload):
     for record in records:
         assert from_json(StepRecord, to_json(record), "line 1") == record
         pool = record.pool
-        tables = [block for sequence in record.running for block in held(sequence.block_table)]
+        tables = [
+            block for sequence in record.running for table in sequence.block_tables for block in table if block >= 0
+        ]
         assert pool.references == [tables.count(block) for block in range(config.num_blocks)]
         assert pool.num_held + pool.num_cached + pool.num_free == config.num_blocks
         assert record.num_tokens <= config.max_batch_tokens
@@ -325,14 +327,18 @@ def test_a_cache_of_another_model_is_refused(models):
     with pytest.raises(ValueError, match=r"cache for \(3,\), but the model's are \(None,\)"):
         Engine(ours, cache, EngineConfig().scheduler(cache))
     cache = KVCache(models[6].transformer.config, 4)
-    with pytest.raises(ValueError, match=r"for 1 KV-cache groups, but the cache has 2: make the batch with num_groups=kv"):
+    with pytest.raises(
+        ValueError, match=r"for 1 KV-cache groups, but the cache has 2: make the batch with num_groups=kv"
+    ):
         models[6].transformer.forward(Batch.from_chunks([Chunk([1], 0, [[0]])], 16), cache)
 
 
 def test_a_scheduler_over_other_blocks_than_the_cache_s_is_refused(models):
     cache = KVCache(models[0].transformer.config, 4)
     scheduler = EngineConfig().scheduler(KVCache(models[0].transformer.config, 7))
-    with pytest.raises(ValueError, match=r"the scheduler's BlockAllocator.* of 7 blocks of 16.* does not match KVCache"):
+    with pytest.raises(
+        ValueError, match=r"scheduler's BlockAllocator.* of 7 blocks of 16.* does not match KVCache"
+    ):
         Engine(models[0].transformer, cache, scheduler)
 
 
@@ -463,7 +469,7 @@ def test_requests_that_cannot_be_served_are_refused_when_they_come(models):
         with pytest.raises(RequestError, match=f"n is {n!r}; it must be a whole number, 1 or more"):
             SamplingParams(n=n)
     for request_id in ("unknown", None):
-        with pytest.raises(RequestError, match="no unfinished request .*: it has finished, or was never added"):
+        with pytest.raises(RequestError, match=r"no unfinished request .*: it has finished, or was never added"):
             engine.abort(request_id)
     answers = finish_all(engine)
     assert answers.of("first", 0) == models[0].alone([3], LONG)

@@ -276,7 +276,9 @@ def test_behind_windows_a_pool_that_is_hardly_enough_for_one_serves_many(policy,
         for number in range(8):
             prompt = [int(drawn.random() < 0.02) for _ in range(drawn.randint(1, 40))]
             requests[f"r{number}"] = prompt, drawn.randint(1, 30), drawn.randint(1, 3)
-            scheduler.add(Sequence.from_prompt(f"r{number}", *requests[f"r{number}"][:2], num_forks=requests[f"r{number}"][2]))
+            scheduler.add(
+                Sequence.from_prompt(f"r{number}", *requests[f"r{number}"][:2], num_forks=requests[f"r{number}"][2])
+            )
         steps = 0
         while scheduler.has_unfinished:
             if steps < 200 and drawn.random() < 0.1:

@@ -226,7 +226,7 @@ def test_what_a_sequence_holds_are_blocks_of_the_cache(windowed, window, rows, d
     tiny = ModelConfig("tiny", 70, 24, 40, 9, 4, 2, 8, 10_000, sliding_window=window, window_layers=tuple(windowed))
     engine = EngineConfig(max_batch_tokens=64)
     cache = KVCache(tiny, num_blocks=1, block_size=engine.block_size, dtype=dtype)
-    held = engine.scheduler(cache.blocks).most_blocks(rows * engine.block_size) * cache.bytes_per_block
+    held = engine.scheduler(cache).max_live_blocks(rows * engine.block_size) * cache.bytes_per_block
     assert sequence_bytes(tiny, rows * engine.block_size, BYTES_PER_NUMBER[dtype], engine) == held
 
 

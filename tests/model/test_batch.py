@@ -82,7 +82,7 @@ def test_freed_blocks_are_marked_alike_in_tables_and_batches():
             [Chunk([1], 0, [[0, 1], [2]])],
             16,
             2,
-            r"chunk 0 has 2 block tables of \[1, 2\] blocks; expected 2, one per KV-cache group, all of the same length",
+            r"chunk 0 has 2 block tables of \[1, 2\] blocks; expected 2, one per KV-cache group, all of the same",
         ),
         ([Chunk([1], 0, [[0]])], 16, 2, r"chunk 0 has 1 block tables of \[1\] blocks; expected 2"),
         (

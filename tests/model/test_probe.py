@@ -38,8 +38,8 @@ def batch_of(config, lengths, starts, seed=0):
     tokens = np.random.default_rng(seed).integers(0, config.vocab_size, (len(lengths), 40)).tolist()
     tables = [list(range(row, 12 * len(lengths), len(lengths))) for row in range(len(lengths))]
     rows = list(zip(tokens, lengths, starts, tables, strict=True))
-    chunks = [Chunk(ids[start : start + length], start, table) for ids, length, start, table in rows]
-    return [Chunk(ids[:start], 0, table) for ids, _, start, table in rows if start], chunks
+    chunks = [Chunk(ids[start : start + length], start, [table]) for ids, length, start, table in rows]
+    return [Chunk(ids[:start], 0, [table]) for ids, _, start, table in rows if start], chunks
 
 
 cases = {
@@ -143,7 +143,7 @@ def test_llm_probe_shows_the_pass_that_logits_makes(llm):
     np.testing.assert_array_equal(seen["logits"], llm.logits([5, 6, 7]))
     assert list(seen) == list(documented(llm.config))
     assert list(llm.probe([5, 6, 7], "*.weights")) == [f"layers.{n}.attention.weights" for n in range(2)]
-    assert llm.kv_cache.blocks.num_held == 0
+    assert llm.engine.scheduler.blocks.num_held == 0
     with pytest.raises(RequestError, match="129 tokens do not fit the context of"):
         llm.probe([1] * 129)
 

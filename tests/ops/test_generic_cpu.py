@@ -70,14 +70,14 @@ def prefill_and_decode(transformer):
     tables = [[4 * row + block for block in range(4)] for row in range(len(PROMPTS))]
     steps = [(prompt, 0) for prompt in PROMPTS], [([3], len(prompt)) for prompt in PROMPTS]
     together = [
-        forward(transformer, cache, [Chunk(*chunk, table) for chunk, table in zip(step, tables, strict=True)])
+        forward(transformer, cache, [Chunk(*chunk, [table]) for chunk, table in zip(step, tables, strict=True)])
         for step in steps
     ]
     alone = [[], []]
     for row in range(len(PROMPTS)):
         cache = KVCache.contiguous(CONFIG, CONFIG.context_length)
         for step, rows in zip(steps, alone, strict=True):
-            rows.append(forward(transformer, cache, [Chunk(*step[row], [0])])[0])
+            rows.append(forward(transformer, cache, [Chunk(*step[row], [[0]])])[0])
     return np.array(together), np.array(alone)
 
 

@@ -25,7 +25,7 @@ from test_ops import (
 from minillm import LLM, SamplingParams
 from minillm.errors import BackendError
 from minillm.model.batch import Batch, Chunk
-from minillm.model.kv_cache import KVCache
+from minillm.model.kv_cache import KVCache, kv_groups
 from minillm.model.transformer import Transformer
 from minillm.ops import backend, gpu, reference
 from minillm.quantization import QuantizedMatrix
@@ -207,13 +207,13 @@ def test_every_architecture_and_its_same_bits(ops, name):
     def logits(ops, prompts):
         """Of the prompts in two uneven pieces, and then of a token each."""
         transformer = Transformer(config, random_weights(config), ops)
-        groups = len(config.layer_groups)
+        groups = len(kv_groups(config))
         cache = KVCache(config, 12 * groups, block_size=4, xp=ops.array_library())
         tables = [[3 * row + 2, 3 * row, 3 * row + 1] for row in range(len(prompts))]
         rows = []
         for cuts in [lambda p: (0, len(p) // 2), lambda p: (len(p) // 2, len(p)), lambda p: (len(p), len(p) + 1)]:
             chunks = [
-                Chunk([*prompt, 13][slice(*cuts(prompt))], cuts(prompt)[0], table)
+                Chunk([*prompt, 13][slice(*cuts(prompt))], cuts(prompt)[0], [table])
                 for prompt, table in zip(prompts, tables, strict=True)
                 if len(range(*cuts(prompt)))
             ]

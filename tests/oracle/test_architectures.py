@@ -204,12 +204,12 @@ block_sizes = st.sampled_from([1, 3, 16, 64])
 
 def forward_in_pieces(transformer, token_ids, bounds, block_size):
     """Logits after every token, the sequence fed piece by piece through blocks in an order of their own."""
-    num_blocks = KVCache.blocks_for(transformer.config, len(token_ids), block_size)
-    cache = KVCache(transformer.config, num_blocks + 1, block_size)
-    table = list(range(num_blocks, 0, -1))
+    num_blocks = KVCache.num_blocks_for(transformer.config, len(token_ids), block_size)
+    cache = KVCache(transformer.config, num_blocks, block_size)
+    tables = [table[::-1] for table in cache.full_tables()]
     rows = []
     for start, stop in pairwise(bounds):
-        batch = Batch.from_chunks([Chunk(token_ids[start:stop], start, table)], block_size, cache.num_groups)
+        batch = Batch.from_chunks([Chunk(token_ids[start:stop], start, tables)], block_size, cache.num_groups)
         rows.append(transformer.forward(batch, cache, every_token=True))
     return np.concatenate(rows)
 
@@ -372,7 +372,7 @@ def test_the_same_bits_where_layers_keep_different_bits(tmp_path_factory, data, 
 
 def check_same_bits(transformer, sequences):
     block_size, longest = 8, max(len(token_ids) for (token_ids, _), _ in sequences)
-    each = KVCache.blocks_for(transformer.config, longest, block_size)
+    each = KVCache.num_blocks_for(transformer.config, longest, block_size)
     cache = KVCache(transformer.config, each * len(sequences), block_size)
 
     def forward(chunks, **options):
@@ -380,11 +380,11 @@ def check_same_bits(transformer, sequences):
 
     chunks, expected = [], []
     for row, ((token_ids, bounds), start) in enumerate(sequences):
-        table = list(range(row, each * len(sequences), len(sequences)))
+        tables = [table[row :: len(sequences)] for table in cache.full_tables()]
         start %= len(token_ids)
         if start:  # the part before, on its own
-            forward([Chunk(token_ids[:start], 0, table)])
-        chunks.append(Chunk(token_ids[start:], start, table))
+            forward([Chunk(token_ids[:start], 0, tables)])
+        chunks.append(Chunk(token_ids[start:], start, tables))
         alone = forward_in_pieces(transformer, token_ids, [0, len(token_ids)], block_size=64)
         np.testing.assert_array_equal(forward_in_pieces(transformer, token_ids, bounds, block_size), alone)
         expected.append(alone[-1])
@@ -411,9 +411,9 @@ def test_a_position_that_was_never_learned_is_refused():
     shapes = config.tensor_shapes()
     transformer = Transformer(config, lambda name: np.zeros(shapes[name], np.float32), backend("numpy"))
     cache = KVCache.contiguous(config, 8)
-    assert transformer.forward(Batch.from_chunks([Chunk([1] * 5, 0, [0])], 8), cache).shape == (1, 50)
+    assert transformer.forward(Batch.from_chunks([Chunk([1] * 5, 0, [[0]])], 8), cache).shape == (1, 50)
     with pytest.raises(ValueError, match="goes beyond the 5 positions that the model has learned"):
-        transformer.forward(Batch.from_chunks([Chunk([1], 5, [0])], 8), cache)
+        transformer.forward(Batch.from_chunks([Chunk([1], 5, [[0]])], 8), cache)
 
 
 def test_a_mixture_costs_what_the_experts_cost_that_a_token_takes():

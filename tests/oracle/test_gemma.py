@@ -74,9 +74,11 @@ def test_beyond_the_window(llm, theirs):
     _, model = theirs
     ids = np.random.default_rng(0).integers(10, llm.config.vocab_size, llm.config.sliding_window + 200).tolist()
     cache = KVCache.contiguous(llm.config, len(ids))
-    table = list(range(cache.num_blocks))
+    tables = cache.full_tables()
     for start, end in (0, 600), (600, len(ids) - 1), (len(ids) - 1, len(ids)):
-        batch = Batch.from_chunks([Chunk(ids[start:end], start, table)], cache.block_size, cache.num_groups)
+        batch = Batch.from_chunks(
+            [Chunk(ids[start:end], start, cache.full_tables())], cache.block_size, cache.num_groups
+        )
         found = llm.transformer.forward(batch, cache)
         with torch.no_grad():
             wanted = model(torch.tensor([ids[:end]]), logits_to_keep=1).logits[0].numpy()
@@ -86,10 +88,8 @@ def test_beyond_the_window(llm, theirs):
 def test_the_same_bits_together_and_alone(llm):
     prompts = [llm.encode(text) for text in PROMPTS.values()]
     longest = max(map(len, prompts)) + 1
-    cache, tables = KVCache(llm.config, KVCache.blocks_for(llm.config, longest, 16) * len(prompts), 16), []
-    for ids in prompts:
-        tables.append([])
-        cache.blocks.extend(tables[-1], len(ids) + 1)
+    cache = KVCache(llm.config, KVCache.num_blocks_for(llm.config, longest, 16) * len(prompts), 16)
+    tables = [[table[row :: len(prompts)] for table in cache.full_tables()] for row in range(len(prompts))]
 
     def forward(chunks, cache):
         return llm.transformer.forward(Batch.from_chunks(chunks, cache.block_size, cache.num_groups), cache)
@@ -99,7 +99,7 @@ def test_the_same_bits_together_and_alone(llm):
     decoded = forward([Chunk([t], len(ids), b) for t, ids, b in zip(chosen, prompts, tables, strict=True)], cache)
     for row, (ids, token) in enumerate(zip(prompts, chosen, strict=True)):
         alone = KVCache.contiguous(llm.config, len(ids) + 1)
-        table = list(range(alone.num_blocks))
+        table = alone.full_tables()
         forward([Chunk(ids[: row + 1], 0, table)], alone)  # cut somewhere else, too
         if ids[row + 1 :]:
             np.testing.assert_array_equal(forward([Chunk(ids[row + 1 :], row + 1, table)], alone)[0], prefilled[row])

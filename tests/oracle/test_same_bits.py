@@ -11,10 +11,8 @@ def test_prompts_in_one_batch_and_each_alone(default_gguf):
     llm, random = LLM(default_gguf), np.random.default_rng(0)
     assert llm.transformer.fused_layers
     prompts = [random.integers(0, llm.config.vocab_size, length).tolist() for length in random.integers(1, 40, 32)]
-    cache, tables = KVCache(llm.config, num_blocks=32 * 4), []
-    for prompt in prompts:
-        tables.append([])
-        cache.blocks.extend(tables[-1], len(prompt) + 1)
+    cache = KVCache(llm.config, num_blocks=32 * 4)
+    tables = [[[row, row + 32, row + 64]] for row in range(32)]  # scattered blocks, enough for 48 positions
 
     def forward(chunks, cache):
         return llm.transformer.forward(Batch.from_chunks(chunks, cache.block_size), cache)
@@ -26,8 +24,8 @@ def test_prompts_in_one_batch_and_each_alone(default_gguf):
     )
     for row, (ids, token) in enumerate(zip(prompts, chosen, strict=True)):
         alone = KVCache.contiguous(llm.config, len(ids) + 1)
-        np.testing.assert_array_equal(forward([Chunk(ids, 0, [0])], alone)[0], prefilled[row])
-        np.testing.assert_array_equal(forward([Chunk([token], len(ids), [0])], alone)[0], decoded[row])
+        np.testing.assert_array_equal(forward([Chunk(ids, 0, [[0]])], alone)[0], prefilled[row])
+        np.testing.assert_array_equal(forward([Chunk([token], len(ids), [[0]])], alone)[0], decoded[row])
         cut = int(random.integers(1, len(ids) + 1))  # and in two chunks, the second mixing prompt and answer
-        forward([Chunk(ids[:cut], 0, [0])], alone)
-        np.testing.assert_array_equal(forward([Chunk([*ids[cut:], token], cut, [0])], alone)[0], decoded[row])
+        forward([Chunk(ids[:cut], 0, [[0]])], alone)
+        np.testing.assert_array_equal(forward([Chunk([*ids[cut:], token], cut, [[0]])], alone)[0], decoded[row])

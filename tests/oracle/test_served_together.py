@@ -22,7 +22,7 @@ def test_requests_in_a_pool_that_preempts_and_each_alone(default_gguf):
     together = llm.generate(prompts, params)
     assert len(preempted) > 10
     assert len(found) > 10
-    assert llm.kv_cache.blocks.num_held == 0
+    assert llm.engine.scheduler.blocks.num_held == 0
     for prompt, how, output in zip(prompts, params, together, strict=True):
         llm.reset_prefix_cache()
         (alone,) = llm.generate(prompt, how)

@@ -50,11 +50,15 @@ DIFFERENCES = {
 CONFIGS = {name: ModelConfig(architecture=name, **(TINY | own)) for name, own in DIFFERENCES.items()}
 
 
-def in_groups(chunks: Sequence[Chunk], groups: int) -> list[Chunk]:
-    """The chunks with `groups` blocks for each of their tables."""
+def in_groups(chunks: Sequence[Chunk], num_groups: int) -> list[Chunk]:
+    """The chunks, which have one block table, with a table for each of `num_groups` KV-cache groups."""
     return [
-        Chunk(c.token_ids, c.start, [groups * block + group for block in c.block_table for group in range(groups)])
-        for c in chunks
+        Chunk(
+            chunk.token_ids,
+            chunk.start,
+            [[num_groups * block + group for block in chunk.block_tables[0]] for group in range(num_groups)],
+        )
+        for chunk in chunks
     ]
 
 

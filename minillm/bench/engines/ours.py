@@ -39,8 +39,8 @@ class Engine:
         """Every sequence gets a block table of its own, with room for one token more."""
         self.length = len(prompts[0])
         self._make_room(len(prompts), self.length + 1)
-        for tokens, table in zip(prompts, self.tables, strict=True):
-            self._compute(tokens, table)
+        for tokens, tables in zip(prompts, self.tables, strict=True):
+            self._compute(tokens, tables)
 
     def decode(self, tokens: list[int], repeats: int) -> list[float]:
         """All sequences in one batch."""
@@ -58,27 +58,29 @@ class Engine:
         from minillm.bench.serving import serve_clients
 
         longest = max(len(prompt) + length for prompt, length in zip(prompts, answer_lengths, strict=True))
-        blocks_each = KVCache.blocks_for(self.llm.config, longest, EngineConfig.block_size)
+        blocks_each = KVCache.num_blocks_for(self.llm.config, longest, EngineConfig.block_size)
         config = EngineConfig(num_blocks=clients * blocks_each, **options)
         cache = KVCache(self.llm.config, config.num_blocks, config.block_size)
-        engine = ServingEngine(self.llm.transformer, cache, config.scheduler(cache.blocks), threads=self.llm.threads)
+        engine = ServingEngine(self.llm.transformer, cache, config.scheduler(cache), threads=self.llm.threads)
         requests = zip(prompts, answer_lengths, strict=True)
         return asdict(run_metrics(serve_clients(engine, requests, clients)))
 
     def _make_room(self, num_sequences: int, length: int) -> None:
         block_size = self.llm.kv_cache.block_size
-        blocks_each = KVCache.blocks_for(self.llm.config, length, block_size)
+        blocks_each = KVCache.num_blocks_for(self.llm.config, length, block_size)
         self.cache = KVCache(self.llm.config, num_sequences * blocks_each, block_size)
-        self.tables: list[list[int]] = [[] for _ in range(num_sequences)]
-        for table in self.tables:
-            self.cache.blocks.extend(table, length)
+        num_groups, num_blocks = self.cache.num_groups, self.cache.num_blocks
+        self.tables = [
+            [list(range(first + group, first + blocks_each, num_groups)) for group in range(num_groups)]
+            for first in range(0, num_blocks, blocks_each)
+        ]
 
-    def _compute(self, tokens: list[int], table: list[int]) -> None:
+    def _compute(self, tokens: list[int], tables: list[list[int]]) -> None:
         for start in range(0, len(tokens), PREFILL_CHUNK):
-            self._forward([Chunk(tokens[start : start + PREFILL_CHUNK], start, table)])
+            self._forward([Chunk(tokens[start : start + PREFILL_CHUNK], start, tables)])
 
     def _step(self, tokens: list[int]) -> None:
-        self._forward([Chunk([token], self.length, table) for token, table in zip(tokens, self.tables, strict=True)])
+        self._forward([Chunk([token], self.length, tables) for token, tables in zip(tokens, self.tables, strict=True)])
 
     def _forward(self, chunks: list[Chunk]) -> None:
         batch = Batch.from_chunks(chunks, self.cache.block_size, self.cache.num_groups)
