@@ -76,7 +76,7 @@ pdb(
     "p logits.shape, len(seen)",
     "p seen['layers.29.attention.weights'][0].argmax(axis=1)",
     "continue",
-    "p llm.tokenizer.token_text(choices[0][0].token_id), choices[1]",
+    "p llm.tokenizer.token_text(tokens[0][0].token_id), tokens[1]",
     "continue",
     "p scheduler.running",
     "continue",
