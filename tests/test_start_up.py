@@ -1,4 +1,4 @@
-"""Starting a process: kernels are compiled once, said so, and never again; a debugger stops where a reader wants."""
+"""Starting a process: kernels are compiled once, with a message; a debugger stops inside the arithmetic."""
 
 import importlib
 import inspect
@@ -81,7 +81,7 @@ print(jit.__file__, sum(jit.rms_norm.stats.cache_hits.values()))
 """
 
 
-def test_a_kernel_is_compiled_anew_when_a_file_that_it_may_call_into_changes(tmp_path):
+def test_a_kernel_is_compiled_again_when_a_file_that_it_may_call_into_changes(tmp_path):
     shutil.copytree(ROOT / "minillm", tmp_path / "minillm", ignore=shutil.ignore_patterns("__pycache__"))
     script = tmp_path / "one_kernel.py"
     script.write_text(ONE_KERNEL, encoding="utf-8")
@@ -92,8 +92,8 @@ def test_a_kernel_is_compiled_anew_when_a_file_that_it_may_call_into_changes(tmp
         return int(count)
 
     assert [hits(), hits()] == [0, 1]
-    with open(tmp_path / "minillm" / "ops" / "jit" / "tiles.py", "a", encoding="utf-8") as another:
-        another.write("# changed\n")
+    with open(tmp_path / "minillm" / "ops" / "jit" / "tiles.py", "a", encoding="utf-8") as other_file:
+        other_file.write("# changed\n")
     assert [hits(), hits()] == [0, 1]
 
 
@@ -117,12 +117,12 @@ print({"inner": inner, "outer": outer}[sys.argv[1]](np.zeros(8)))
 """
 
 
-def test_kernels_that_were_compiled_in_different_processes_find_the_threads(tmp_path):
-    """The outer kernel is compiled with an inner one that came from the cache; then it comes from there itself."""
+def test_kernels_compiled_in_different_processes_find_the_threads(tmp_path):
+    """The outer kernel is compiled with an inner one from the cache, and then comes from the cache itself."""
     script = tmp_path / "one_in_another.py"
     script.write_text(ONE_KERNEL_IN_ANOTHER, encoding="utf-8")
-    shown = [run(script, name, NUMBA_CACHE_DIR=str(tmp_path)).stdout.strip() for name in ("inner", "outer", "outer")]
-    assert shown == ["None", "8.0", "8.0"]
+    outputs = [run(script, name, NUMBA_CACHE_DIR=str(tmp_path)).stdout.strip() for name in ("inner", "outer", "outer")]
+    assert outputs == ["None", "8.0", "8.0"]
 
 
 ANSWER_TWICE = """
@@ -140,16 +140,16 @@ except SlowThreadsWarning as warning:
 """
 
 
-def test_slow_threads_are_warned_of_once_a_model_and_give_the_same_bits(model_file, tmp_path):
+def test_slow_threads_cause_one_warning_per_model_and_give_the_same_bits(model_file, tmp_path):
     script = tmp_path / "answer_twice.py"
     script.write_text(ANSWER_TWICE, encoding="utf-8")
     slow, fast = run(script, model_file, NUMBA_THREADING_LAYER="workqueue"), run(script, model_file)
     assert slow.stderr.count("SlowThreadsWarning: ") == 1
-    assert slow.stderr.startswith(f"{script}:5: ")  # where the model is made
+    assert slow.stderr.startswith(f"{script}:5: ")  # the line that makes the model
     assert "SlowThreadsWarning" not in fast.stderr
 
-    def answers(done):
-        return [line.split(maxsplit=1)[1].split("metrics=")[0] for line in done.stdout.splitlines()[:2]]
+    def answers(process):
+        return [line.split(maxsplit=1)[1].split("metrics=")[0] for line in process.stdout.splitlines()[:2]]
 
     assert slow.stdout.startswith("workqueue RequestOutput(")
     assert not fast.stdout.startswith("workqueue")
@@ -159,14 +159,14 @@ def test_slow_threads_are_warned_of_once_a_model_and_give_the_same_bits(model_fi
 
 
 def line_of(function, text):
-    """Where in its file a line of the function stands."""
+    """Return the line number, in its file, of the function's first line that contains `text`."""
     lines, first = inspect.getsourcelines(getattr(function, "py_func", function))
     return first + next(number for number, line in enumerate(lines) if text in line)
 
 
 @pytest.mark.parametrize(
     ("environment", "options", "stop", "shape"),
-    [  # the first pass is the warm-up's, of two tokens: four heads of both at once, or one split's 256 keys
+    [  # the first pass is the warm-up: two tokens, four heads; compiled attention reads 256 keys at a time
         ({}, ["--backend", "numpy"], (reference.score, "return xp.where"), (4, 2, 2)),
         ({"NUMBA_DISABLE_JIT": "1"}, [], (kernels._weigh, "top = largest"), (4, 256)),
     ],
@@ -180,7 +180,7 @@ def test_a_debugger_stops_inside_attention(model_file, environment, options, sto
     output = run("-m", "pdb", *arguments, text="\n".join(commands) + "\n", **environment).stdout
     assert f"('stopped in', '{function.__module__}')" in output
     assert f"('scores.shape is', {shape})" in output
-    for file in ("llm.py", "transformer.py"):  # `w` shows how one got there
+    for file in ("llm.py", "transformer.py"):  # `w` prints the stack
         assert file in output
 
 
@@ -217,7 +217,7 @@ for bits, with_minimum, in_parts in itertools.product((4, 5, 6, 8), (False, True
 """
 
 
-def test_without_the_compiler_every_form_of_weights_can_be_read(tmp_path):
+def test_without_the_compiler_every_weight_format_can_be_read(tmp_path):
     script = tmp_path / "interpreted.py"
     script.write_text(INTERPRETED, encoding="utf-8")
     assert run("-W", "error", script, NUMBA_DISABLE_JIT="1", PYTHONPATH=str(ROOT)).stderr == ""
