@@ -14,12 +14,22 @@ PAGES = sorted(
 )
 
 
+def anchors(page):
+    """The fragments that GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_has_a_target(page):
     links = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
     for link in links:
-        if not re.match(r"https?:|#", link):
-            assert (page.parent / link.partition("#")[0]).exists(), link
+        if not re.match(r"https?:", link):
+            path, _, fragment = link.partition("#")
+            target = page.parent / path if path else page
+            assert target.exists(), link
+            if fragment and target.suffix == ".md":
+                assert fragment in anchors(target), link
 
 
 def test_the_table_of_models_links_to_the_lines_it_quotes():
@@ -43,6 +53,20 @@ def test_the_readme_has_both_commands():
 def test_the_test_extra_pins_one_version_of_each_tool_that_ci_runs(tool):
     pinned = re.findall(rf'"({tool}==[0-9.]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert len(pinned) == 1  # .ci/run reads it with the same pattern
+
+
+def words_of_the_code():
+    """Every word in the package, its tests and the configuration of the project."""
+    paths = [*(ROOT / "minillm").rglob("*.py"), *(ROOT / "tests").rglob("*.py"), ROOT / "pyproject.toml"]
+    return set(re.findall(r"\w+", "\n".join(path.read_text(encoding="utf-8") for path in paths)))
+
+
+def test_the_contributing_guide_names_things_that_exist():
+    text = re.sub(r"```.*?```", "", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    names = {name for quoted in re.findall(r"`([A-Za-z_][\w.]*)`", text) for name in quoted.split(".")}
+    files = {path.suffix[1:] for path in ROOT.rglob("*.*")} | {path.stem for path in ROOT.rglob("*.*")}
+    assert len(names) > 30
+    assert names <= words_of_the_code() | files, names - words_of_the_code() - files
 
 
 def glossary_rows():
