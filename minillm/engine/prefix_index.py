@@ -1,17 +1,17 @@
-"""PrefixIndex: which beginnings of texts are known, and in which blocks of the KV cache they lie. Integers only.
+"""PrefixIndex: which prefixes of texts are in the KV cache, and in which blocks. Integers only.
 
-A key depends on everything before it, so what a block holds is its own tokens and all that they follow. That makes a
-tree: a node is the tokens of a full block, behind the node that they follow, and the way down to it spells a whole
-beginning. Comparing tokens is exact, where a hash could be fooled.
+A key depends on everything before it, so the content of a block is defined by its own tokens and all earlier ones. This
+gives a tree: a node stands for the tokens of one full block that follow its parent's tokens, and the path to it spells
+a whole prefix. Tokens are compared one by one, which is exact; a hash could collide.
 
-    the root
+    root
     ├── 5 8 1 9, in block 3
     └── 7 7 7 2, evicted
         └── 4 0 4 0, in block 6
 
-A node knows the block its content lies in, one for each group of layers (`blocks.py`), or None since that was evicted.
-It stays as long as it has a block, or a child: whoever reads the child's text must pass it, whether or not its own keys
-and values are there: in layers that see only a window they are of no use any more.
+A node has one block per KV-cache group (`block_table.py`), or None where that block has been evicted. A node stays in
+the tree as long as it has a block or a child. A node without blocks can still lead to its children: in groups with a
+window, a query after the child does not read the evicted keys.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from collections.abc import Sequence as SequenceOf
 
 
 class Node:
-    """A known beginning of a text, in whole blocks.
+    """A known prefix, in whole blocks.
 
     Attributes
     ----------
-    parent : the beginning that is one block shorter; None of the root, which is the beginning of all texts.
-    tokens : its last block's.
-    blocks : where that block's keys and values lie, of each group of layers, or None.
-    children : the beginnings that are one block longer, by their last block's tokens.
-    root : of the tree that it belongs to.
+    parent : the prefix that is one block shorter; None for the root, which is the empty prefix.
+    tokens : the tokens of its last block.
+    blocks : for each KV-cache group, the block that holds the keys and values of these tokens, or None.
+    children : the prefixes that are one block longer, by the tokens of their last block.
+    root : the root of the node's tree.
     """
 
     __slots__ = ("blocks", "children", "parent", "root", "tokens")
@@ -41,26 +41,26 @@ class Node:
 
     @property
     def is_empty(self) -> bool:
-        """Whether its keys and values are nowhere any more."""
+        """Whether all of its blocks have been evicted."""
         return all(block is None for block in self.blocks)
 
     def __repr__(self):
         length, node = 0, self
         while node.parent is not None:
             length, node = length + 1, node.parent
-        named = ", ".join("none" if block is None else str(block) for block in self.blocks)
-        where = "no block" if self.is_empty else f"block{'s' if len(self.blocks) > 1 else ''} {named}"
-        return f"Node({length} blocks long, {where}, {len(self.children)} children)"
+        listed = ", ".join("none" if block is None else str(block) for block in self.blocks)
+        blocks = "no block" if self.is_empty else f"block{'s' if len(self.blocks) > 1 else ''} {listed}"
+        return f"Node({length} blocks long, {blocks}, {len(self.children)} children)"
 
 
 class PrefixIndex:
-    """The tree, and the way back from a block to its node.
+    """The tree of known prefixes, and a map from each block to its node.
 
     Attributes
     ----------
-    block_size : tokens of a node.
-    num_groups : blocks of a node.
-    root : what all texts begin with: nothing.
+    block_size : tokens per node.
+    num_groups : KV-cache groups, and so blocks per node.
+    root : the empty prefix, with which every text begins.
     """
 
     def __init__(self, block_size: int, num_groups: int = 1):
@@ -68,7 +68,7 @@ class PrefixIndex:
         self.reset()
 
     def follow(self, token_ids: SequenceOf[int]) -> list[Node]:
-        """The way down the tree that `token_ids` spell, as far as it is known: the root, then a node a whole block."""
+        """Return the known path that `token_ids` spell: the root, then one node per whole block."""
         nodes = [self.root]
         for start in range(0, len(token_ids) - self.block_size + 1, self.block_size):
             node = nodes[-1].children.get(tuple(token_ids[start : start + self.block_size]))
@@ -78,20 +78,30 @@ class PrefixIndex:
         return nodes
 
     def add(self, parent: Node | None, token_ids: SequenceOf[int], blocks: SequenceOf[int]) -> Node | None:
-        """The node of `token_ids` behind `parent`; they lie in `blocks`, unless it knows others that hold the same.
+        """Add the prefix that continues `parent` by one block of tokens.
 
-        None if `parent` is, or stood in the tree before it was cleared: a beginning must be known from its beginning.
+        Parameters
+        ----------
+        parent : the prefix that is one block shorter.
+        token_ids : the `block_size` tokens that follow it.
+        blocks : for each KV-cache group, the block that holds their keys and values. It is ignored if the index already
+            lists another block with the same content.
+
+        Returns
+        -------
+        The node; or None if `parent` is None or belongs to a tree from before a reset, because a prefix can only be
+        found from its beginning.
         """
         if parent is None or parent.root is not self.root:
             return None
-        node = self._child(self._regrown(parent), tuple(token_ids))
+        node = self._child(self._restored(parent), tuple(token_ids))
         for group, block in enumerate(blocks):
             if node.blocks[group] is None:
                 node.blocks[group], self._nodes[block] = block, node
         return node
 
     def evict(self, block: int) -> None:
-        """The content of `block` is given up. A node without any goes, and those before it that nothing needs."""
+        """Remove a block. A node without blocks and children is removed, and so are its ancestors of that kind."""
         node = self._nodes.pop(block)
         node.blocks[node.blocks.index(block)] = None
         while node.parent is not None and node.is_empty and not node.children:
@@ -99,32 +109,32 @@ class PrefixIndex:
             node = node.parent
 
     def reset(self) -> None:
-        """Nothing is known any more."""
+        """Forget all prefixes."""
         self.root = Node(self.num_groups)
-        self._nodes: dict[int, Node] = {}  # by the block that holds its content
+        self._nodes: dict[int, Node] = {}  # by block
 
     def __contains__(self, block: int) -> bool:
         return block in self._nodes
 
     def __len__(self) -> int:
-        """Blocks whose content is known."""
+        """Blocks that can be found."""
         return len(self._nodes)
 
     def __repr__(self):
         return f"PrefixIndex({len(self)} blocks of {self.block_size} tokens known)"
 
-    def _regrown(self, node: Node) -> Node:
-        """`node`, or the one in its place, standing in the tree: it may have gone while somebody went on behind it."""
-        gone: list[Node] = []
+    def _restored(self, node: Node) -> Node:
+        """Return `node` or, if it has been removed while a sequence continued from it, its replacement in the tree."""
+        removed: list[Node] = []
         while node.parent is not None and node.parent.children.get(node.tokens) is not node:
-            gone.append(node)
+            removed.append(node)
             node = node.parent
-        for other in reversed(gone):
+        for other in reversed(removed):
             node = self._child(node, other.tokens)
         return node
 
     def _child(self, node: Node, tokens: tuple[int, ...]) -> Node:
-        """The node of `tokens` behind `node`, made if there is none."""
+        """Return the child of `node` with these tokens, created if needed."""
         if tokens not in node.children:
             node.children[tokens] = Node(self.num_groups, node, tokens)
         return node.children[tokens]

@@ -1,7 +1,7 @@
-"""WaitingQueue: sequences in the order in which they are to be admitted, in integers only.
+"""WaitingQueue: waiting sequences in the order of admission, in integers only.
 
-A heap, so that neither a step nor an arrival costs more the more there are waiting: the next is at hand, and pushing
-and popping take the logarithm of the queue's length.
+The queue is a heap. The next sequence is available at once; a push or a pop takes time logarithmic in the queue's
+length, so neither a step nor an arrival gets noticeably slower when many sequences wait.
 """
 
 from __future__ import annotations
@@ -17,13 +17,18 @@ Key = tuple[int, ...]
 
 
 class WaitingQueue:
-    """Sequences, next first: those that were preempted, in the order they were first admitted; then new ones.
+    """Waiting sequences, next first: preempted ones in the order of their first admission, then new ones.
 
     Parameters
     ----------
-    admission : among new ones, "fcfs" takes the first come; "priority" the smallest `priority`, "shortest" the shortest
-        prompt, and among equals the first come. The last two can keep a sequence waiting for as long as better ones
-        keep coming.
+    admission : order of the new sequences. "fcfs" takes the first to arrive; "priority" the smallest `priority`;
+        "shortest" the shortest prompt. Ties are broken by arrival. Under the last two, a sequence can wait as long as
+        better ones keep arriving.
+
+    Raises
+    ------
+    ValueError
+        `admission` is not one of ADMISSIONS.
     """
 
     def __init__(self, admission: str = "fcfs"):
@@ -31,44 +36,44 @@ class WaitingQueue:
             raise ValueError(f"admission is {admission!r}; it can be {', '.join(ADMISSIONS)}")
         self.admission = admission
         self._heap: list[tuple[Key, Sequence]] = []
-        self._keys: dict[Sequence, Key] = {}  # of those that wait; the heap may still hold some that left
+        self._keys: dict[Sequence, Key] = {}  # of the waiting sequences; the heap can also contain removed ones
         self._arrivals = count()
 
     def push(self, sequence: Sequence) -> None:
-        """Let `sequence` wait its turn."""
+        """Add a sequence."""
         key = self._key(sequence)
         self._keys[sequence] = key
         heapq.heappush(self._heap, (key, sequence))
 
     def peek(self) -> Sequence:
-        """The next one. IndexError if nobody waits."""
-        while self._has_left(self._heap[0]):
+        """Return the next sequence. Raises IndexError if the queue is empty."""
+        while self._is_removed(self._heap[0]):
             heapq.heappop(self._heap)
         return self._heap[0][1]
 
     def pop(self) -> Sequence:
-        """Take the next one out. IndexError if nobody waits."""
+        """Remove and return the next sequence. Raises IndexError if the queue is empty."""
         sequence = self.peek()
         heapq.heappop(self._heap)
         del self._keys[sequence]
         return sequence
 
     def discard(self, sequence: Sequence) -> None:
-        """Let `sequence` leave, wherever in the queue it stands, if it does."""
+        """Remove a sequence, wherever it is in the queue. Does nothing if it is not there."""
         if self._keys.pop(sequence, None) is not None and len(self._heap) > 2 * len(self._keys) + 8:
-            # Whoever left is only skipped when reached. Before most of the heap is such, it is built anew.
-            self._heap = [entry for entry in self._heap if not self._has_left(entry)]
+            # A removed entry is skipped when it is reached. Once most entries are removed ones, the heap is rebuilt.
+            self._heap = [entry for entry in self._heap if not self._is_removed(entry)]
             heapq.heapify(self._heap)
 
     def first(self, number: int) -> list[Sequence]:
-        """The next `number` of them, or all if fewer wait, next first. Costs nothing for those behind."""
+        """Return the next `number` sequences, or all if there are fewer. The time does not depend on the others."""
         found: list[Sequence] = []
-        frontier = [(self._heap[0], 0)] if self._heap else []  # in a heap, a node's two children come after it
+        frontier = [(self._heap[0], 0)] if self._heap else []  # in a heap, the two children of an entry come after it
         while frontier and len(found) < number:
-            entry, node = heapq.heappop(frontier)
-            if not self._has_left(entry):
+            entry, index = heapq.heappop(frontier)
+            if not self._is_removed(entry):
                 found.append(entry[1])
-            for child in (2 * node + 1, 2 * node + 2):
+            for child in (2 * index + 1, 2 * index + 2):
                 if child < len(self._heap):
                     heapq.heappush(frontier, (self._heap[child], child))
         return found
@@ -79,7 +84,7 @@ class WaitingQueue:
         order = {"fcfs": 0, "priority": sequence.priority, "shortest": sequence.num_prompt_tokens}[self.admission]
         return (1, order, next(self._arrivals))
 
-    def _has_left(self, entry: tuple[Key, Sequence]) -> bool:
+    def _is_removed(self, entry: tuple[Key, Sequence]) -> bool:
         key, sequence = entry
         return self._keys.get(sequence) is not key
 

@@ -1,27 +1,28 @@
-"""Probe: what a forward pass holds on its way, by name; and how to ask where two passes part.
+"""Probe: the intermediate results of a forward pass by name, and the first difference between two passes.
 
 `Transformer.forward(..., probe=show)` calls `show(name, array)` for each of these, in this order:
 
-    embedding                    [T, D]     the tokens' rows of the embedding matrix
-    layers.N.attention_norm      [T, D]     what attention reads
-    layers.N.attention.q         [T, H, K]  queries, turned by their positions
-    layers.N.attention.k         [T, G, K]  keys, turned by theirs
+    embedding                    [T, D]     embeddings of the tokens
+    layers.N.attention_norm      [T, D]     input of attention
+    layers.N.attention.q         [T, H, K]  queries, rotated by their positions
+    layers.N.attention.k         [T, G, K]  keys, rotated by their positions
     layers.N.attention.v         [T, G, K]  values
-    layers.N.attention.scores    [T, H, M]  query . key / sqrt(K), -infinity where a query does not look
-    layers.N.attention.weights   [T, H, M]  their softmax: a query's share of each position
-    layers.N.attention.gathered  [T, H, K]  the mean of the values, so weighted
-    layers.N.attention.output    [T, D]     what attention adds
-    layers.N.mlp_norm            [T, D]     what the feed-forward layer reads
+    layers.N.attention.scores    [T, H, M]  query . key / sqrt(K); -infinity for positions that a query does not read
+    layers.N.attention.weights   [T, H, M]  softmax of the scores
+    layers.N.attention.gathered  [T, H, K]  sum of the values, each times its weight
+    layers.N.attention.output    [T, D]     what attention adds to the stream
+    layers.N.mlp_norm            [T, D]     input of the feed-forward layer
     layers.N.mlp.gated           [T, F]     silu(gate) * up
-    layers.N.mlp.output          [T, D]     what it adds
+    layers.N.mlp.output          [T, D]     what the feed-forward layer adds to the stream
     layers.N                     [T, D]     the stream after the layer
-    final_norm                   [S, D]     of each chunk's last token, or with `every_token` of all
-    logits                       [S, V]     the same
+    final_norm                   [S, D]     the normalized stream of each chunk's last token, or of all with
+    `every_token`
+    logits                       [S, V]     scores for the next token of each
 
-M is the length of the longest sequence in the batch so far. What is shown is a copy, a NumPy array that may be kept or
-written to: nothing that a reader does with it reaches the computation. On the compiled backend, whose attention never
-holds scores and weights, they are worked out beside it from the same queries and keys; they are within rounding of
-what it weighed by. `seen = {}; forward(..., probe=seen.__setitem__)` keeps everything.
+M is the length of the longest sequence in the batch so far. Each array is a NumPy copy, so keeping or changing it does
+not affect the computation. The compiled backend's attention never stores scores and weights. They are computed again
+from the same queries and keys, and agree with the ones used up to rounding. `seen = {}` and
+`forward(..., probe=seen.__setitem__)` keep everything.
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ Probe = Callable[[str, Any], None]
 
 
 def no_probe(name: str, value: Any) -> None:
-    """What is shown every intermediate when nobody wants to look."""
+    """Ignore an intermediate result. This is the default probe."""
 
 
 def with_copies(probe: Probe, to_numpy: Callable[[Any], np.ndarray]) -> Probe:
-    """`probe`, but what it sees are NumPy arrays of its own. `to_numpy` turns a backend's array into one."""
+    """Return a probe that passes NumPy copies on to `probe`. `to_numpy` converts a backend's array."""
     return lambda name, value: probe(name, np.array(to_numpy(value)))
 
 
 def difference(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """How far apart two arrays are: the largest difference, as a share of the largest number in `theirs`.
+    """Return the largest difference between two arrays, as a share of the largest number in `theirs`.
 
-    Equal numbers do not differ, whether they are finite or not, and neither do two NaNs. Where one is infinite or NaN
-    and the other something else, or `theirs` are all zero, the share is infinite.
+    Equal numbers do not differ, finite or not, and neither do two NaNs. The share is infinite where only one of the two
+    is infinite or NaN, and where `theirs` are all zero.
 
     Raises
     ------
@@ -68,26 +69,26 @@ def difference(ours: np.ndarray, theirs: np.ndarray) -> float:
 def first_difference(
     ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray], tolerance: float = 0.0
 ) -> str | None:
-    """Where two passes part: the first name whose arrays differ by more than `tolerance`; None if none does.
+    """Return the first name whose arrays differ by more than `tolerance` between two passes; None if there is none.
 
     Parameters
     ----------
-    ours, theirs : what each pass showed, by name, in the order in which it was computed.
-    tolerance : as a share of the largest number; see `difference`. With 0, a single bit is found.
+    ours, theirs : the intermediate results of each pass by name, in the order of computation.
+    tolerance : maximum difference, as a share of the largest number; see `difference`. 0 finds a single bit.
 
     Raises
     ------
     ValueError
-        The names are not the same, or the shapes under one differ: these were not passes over the same tokens.
+        The names or the shapes differ: the passes were not over the same tokens.
     """
     if list(ours) != list(theirs):
         odd = next(iter(ours.keys() ^ theirs.keys()), "their order")
-        raise ValueError(f"two passes that showed different things cannot be compared: see {odd!r}")
+        raise ValueError(f"two passes with different intermediate results cannot be compared: see {odd!r}")
     return next((name for name in ours if not difference(ours[name], theirs[name]) <= tolerance), None)
 
 
 def previous_token(weights: np.ndarray) -> np.ndarray:
-    """How much each head looks at the token before: the mean of that weight, over all tokens but the first.
+    """Return each head's mean attention weight on the previous token, over all tokens but the first.
 
     Parameters
     ----------
@@ -102,11 +103,11 @@ def previous_token(weights: np.ndarray) -> np.ndarray:
 
 
 def induction(weights: np.ndarray, token_ids: Sequence[int]) -> np.ndarray:
-    """How much each head looks at what came next last time (Olsson et al. 2022, arXiv:2209.11895).
+    """Return how much each head attends to the token that followed last time (Olsson et al. 2022, arXiv:2209.11895).
 
-    Where a token has stood before, an induction head looks at the token behind the earlier place: "Zorbin met Kelda.
-    Zorbin" looks at " met". The mean is over all tokens that have stood before, and counts all their earlier places,
-    but not one whose next is the token itself.
+    For a token that has occurred before, an induction head attends to the token after the earlier occurrence: in
+    "Zorbin met Kelda. Zorbin", the second "Zorbin" attends to " met". The result is the mean over all tokens that have
+    occurred before. All earlier occurrences count, except one whose next token is the current token itself.
 
     Parameters
     ----------
@@ -115,11 +116,11 @@ def induction(weights: np.ndarray, token_ids: Sequence[int]) -> np.ndarray:
 
     Returns
     -------
-    [H], from 0 to 1; 0 where no token has stood before
+    [H], from 0 to 1; 0 if no token has occurred before
     """
     ids = np.asarray(token_ids)
-    places = np.arange(len(ids))
-    earlier = (ids[:, None] == ids[None, :]) & (places[None, :] + 1 < places[:, None])  # [token, place]
-    behind = np.roll(earlier, 1, axis=1)
-    looked = (weights * behind[:, None, :]).sum(axis=2)  # [T, H]
-    return looked[earlier.any(axis=1)].sum(axis=0) / max(1, np.count_nonzero(earlier.any(axis=1)))
+    positions = np.arange(len(ids))
+    earlier = (ids[:, None] == ids[None, :]) & (positions[None, :] + 1 < positions[:, None])  # [T, earlier position]
+    followed = np.roll(earlier, 1, axis=1)
+    attention = (weights * followed[:, None, :]).sum(axis=2)  # [T, H]
+    return attention[earlier.any(axis=1)].sum(axis=0) / max(1, np.count_nonzero(earlier.any(axis=1)))
