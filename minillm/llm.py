@@ -6,13 +6,13 @@ prompt -> token ids -> Engine.step, repeated -> text
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Generator, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
+from typing import cast
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from minillm.catalog import Report
 from minillm.checkpoints import Checkpoint, open_checkpoint
 from minillm.checks import check_flag, check_integer
 from minillm.engine import Engine, EngineConfig, check_token_ids
+from minillm.engine.exclusive import ThreadReservation
 from minillm.engine.sampling import SamplingParams
 from minillm.errors import BusyError, CapacityError, CheckpointError, RequestError
 from minillm.model.batch import Batch, Chunk
@@ -157,9 +158,7 @@ class LLM:
         self._outputs = OutputCollector(self.kv_cache.bytes_per_block)
         self.engine.listeners.append(self._outputs.push)
         self._dropped: list[str] = []  # ids of requests whose caller has stopped reading
-        self._guard = threading.RLock()
-        self._thread, self._num_calls = 0, 0  # the thread that uses this LLM, and its nested calls
-        self._process = os.getpid()
+        self._in_use = ThreadReservation()  # from a request's first step to its last
 
     def generate(
         self, prompts: Prompt | SequenceOf[Prompt], params: SamplingParams | SequenceOf[SamplingParams] | None = None
@@ -182,7 +181,11 @@ class LLM:
             raise RequestError(f"prompts are {type(prompts).__name__}; generate takes a prompt or a list of prompts")
         if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], int | np.integer)):
             prompts = [prompts]
-        params_per_prompt = list(params) if isinstance(params, list | tuple) else [params] * len(prompts)
+        params_per_prompt: list[SamplingParams | None]
+        if isinstance(params, list | tuple):
+            params_per_prompt = list(params)
+        else:
+            params_per_prompt = [cast("SamplingParams | None", params)] * len(prompts)  # checked in `_prepare`
         if len(params_per_prompt) != len(prompts):
             raise RequestError(
                 f"{len(prompts)} prompts came with {len(params_per_prompt)} params; give one for all, or one per prompt"
@@ -335,26 +338,6 @@ class LLM:
             except BusyError:
                 return
             self._dropped.remove(request_id)
-
-    @contextmanager
-    def _in_use(self) -> Iterator[None]:
-        """Reserve this LLM for the calling thread, from a request's first step to its last."""
-        if os.getpid() != self._process:
-            raise RequestError(
-                "this LLM was made before a fork(), and OpenMP's threads do not survive one: start processes with "
-                'multiprocessing.get_context("spawn"), and make the LLM in the new process'
-            )
-        with self._guard:
-            if self._num_calls and self._thread != threading.get_ident():
-                raise BusyError(
-                    "another thread's request is running; finish its loop, or close() its stream, before the next"
-                )
-            self._thread, self._num_calls = threading.get_ident(), self._num_calls + 1
-        try:
-            yield
-        finally:
-            with self._guard:
-                self._num_calls -= 1
 
     def _prepare(self, prompt: Prompt, params: SamplingParams | None) -> tuple[Prompt, list[int], SamplingParams]:
         """Check that a request can be served; return it with token ids and parameters filled in."""

@@ -6,19 +6,17 @@ calling thread, so a breakpoint in any of them shows everything.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
-from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
 
 from minillm.checks import check_integer
-from minillm.engine.detokenizing import IncrementalDetokenizer
 from minillm.engine.exclusive import ExclusiveAccess, interrupts_deferred
 from minillm.engine.recording import StepRecorder, json_params
+from minillm.engine.request import Request, check_token_ids, stream_seed
 from minillm.engine.sampling import SamplingParams, sample
 from minillm.engine.scheduler import Scheduler
 from minillm.engine.sequence import Sequence
@@ -31,15 +29,6 @@ from minillm.model.transformer import Transformer
 from minillm.tokenizer import Tokenizer
 from minillm.trace import Arrival, Finish, RunFacts, SampledToken, ScheduledChunk, StepRecord
 from minillm.trace.roofline import ModelCosts
-
-
-@dataclass
-class _Request:
-    """The engine's part of an unfinished request. Its tokens are in the scheduler's sequences."""
-
-    params: SamplingParams
-    seed: int
-    detokenizers: list[IncrementalDetokenizer]  # one per completion
 
 
 class Engine:
@@ -95,7 +84,7 @@ class Engine:
         self.context_length = context_length or transformer.config.context_length
         self.listeners: list[Callable[[StepRecord], None]] = []
         self.probe: Probe = no_probe
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[str, Request] = {}
         self._num_requests = 0
         self._made = perf_counter()
         self._recorder = StepRecorder(self.clock)
@@ -296,8 +285,7 @@ class Engine:
             sequence = Sequence.from_prompt(
                 request_id, token_ids, params.max_tokens, num_forks=params.n, priority=priority
             )
-            seed = secrets.randbits(64) if params.seed is None else params.seed
-            request = _Request(params, seed, [IncrementalDetokenizer(self.tokenizer, params) for _ in range(params.n)])
+            request = Request.new(params, self.tokenizer)
             arrival = Arrival(
                 request_id,
                 self.clock(),
@@ -370,27 +358,3 @@ class Engine:
 
     def __repr__(self):
         return f"Engine({self.transformer!r}, {self.scheduler!r})"
-
-
-def stream_seed(seed: int, completion: int) -> int:
-    """Return the seed of the random numbers for one completion.
-
-    The first completion uses the request's own seed. Each further one uses one of 2^64 others, which no request with
-    another seed uses.
-    """
-    return seed + (completion << 64)
-
-
-def check_token_ids(prompt: SequenceOf[int], vocab_size: int) -> list[int]:
-    """Return the prompt as a list of plain ints.
-
-    Raises
-    ------
-    RequestError
-        It is empty, or not a sequence of ids from 0 to `vocab_size` - 1.
-    """
-    if not isinstance(prompt, list | tuple | np.ndarray):
-        raise RequestError(f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
-    if len(prompt) == 0:
-        raise RequestError("the prompt is empty; the model continues a text, so give it at least one token")
-    return [check_integer(f"prompt token {n}", token_id, 0, vocab_size - 1) for n, token_id in enumerate(prompt)]

@@ -1,13 +1,14 @@
-"""ExclusiveAccess: one call at a time, and no Ctrl-C in the middle of it."""
+"""Who may use the engine: one call at a time, one thread at a time, and no Ctrl-C in the middle of a call."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from minillm.errors import BusyError
+from minillm.errors import BusyError, RequestError
 
 
 class ExclusiveAccess:
@@ -34,6 +35,46 @@ class ExclusiveAccess:
                 yield
             finally:
                 self._lock.release()
+
+
+class ThreadReservation:
+    """Reserves an object for one thread for as long as any of that thread's `with` blocks is open.
+
+    Calls of the same thread can be nested. A process that was forked after the object was made may not use it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._thread, self._num_calls = 0, 0
+        self._process = os.getpid()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Reserve the object for the length of the `with` block.
+
+        Raises
+        ------
+        RequestError
+            This process was forked after the object was made.
+        BusyError
+            Another thread has reserved it.
+        """
+        if os.getpid() != self._process:
+            raise RequestError(
+                "this LLM was made before a fork(), and OpenMP's threads do not survive one: start processes with "
+                'multiprocessing.get_context("spawn"), and make the LLM in the new process'
+            )
+        with self._lock:
+            if self._num_calls and self._thread != threading.get_ident():
+                raise BusyError(
+                    "another thread's request is running; finish its loop, or close() its stream, before the next"
+                )
+            self._thread, self._num_calls = threading.get_ident(), self._num_calls + 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_calls -= 1
 
 
 @contextmanager

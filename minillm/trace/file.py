@@ -152,7 +152,7 @@ def from_json(kind: type, value: Any, where: str) -> Any:
 @cache
 def _reader(kind: Any) -> Reader:
     """What turns a JSON value into a `kind`, made once a type."""
-    if is_dataclass(kind):
+    if isinstance(kind, type) and is_dataclass(kind):
         return _record_reader(kind)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is list:

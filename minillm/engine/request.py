@@ -1,0 +1,61 @@
+"""Request: what the engine keeps of an unfinished request besides its sequences."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import numpy as np
+
+from minillm.checks import check_integer
+from minillm.engine.detokenizing import IncrementalDetokenizer
+from minillm.engine.sampling import SamplingParams
+from minillm.errors import RequestError
+from minillm.tokenizer import Tokenizer
+
+
+@dataclass
+class Request:
+    """An unfinished request. Its tokens are in the scheduler's sequences.
+
+    Attributes
+    ----------
+    params : SamplingParams.
+    seed : seed of its random numbers.
+    detokenizers : one IncrementalDetokenizer per completion.
+    """
+
+    params: SamplingParams
+    seed: int
+    detokenizers: list[IncrementalDetokenizer]
+
+    @classmethod
+    def new(cls, params: SamplingParams, tokenizer: Tokenizer | None) -> Request:
+        """Return a request with nothing generated. A seed is drawn if the parameters have none."""
+        seed = secrets.randbits(64) if params.seed is None else params.seed
+        return cls(params, seed, [IncrementalDetokenizer(tokenizer, params) for _ in range(params.n)])
+
+
+def stream_seed(seed: int, completion: int) -> int:
+    """Return the seed of the random numbers for one completion.
+
+    The first completion uses the request's own seed. Each further one uses one of 2^64 others, which no request with
+    another seed uses.
+    """
+    return seed + (completion << 64)
+
+
+def check_token_ids(prompt: SequenceOf[int], vocab_size: int) -> list[int]:
+    """Return the prompt as a list of plain ints.
+
+    Raises
+    ------
+    RequestError
+        It is empty, or not a sequence of ids from 0 to `vocab_size` - 1.
+    """
+    if not isinstance(prompt, list | tuple | np.ndarray):
+        raise RequestError(f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
+    if len(prompt) == 0:
+        raise RequestError("the prompt is empty; the model continues a text, so give it at least one token")
+    return [check_integer(f"prompt token {n}", token_id, 0, vocab_size - 1) for n, token_id in enumerate(prompt)]
