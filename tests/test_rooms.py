@@ -95,11 +95,13 @@ MAY_IMPORT = {
         "trace.events",
         "trace.records",
     },
+    "engine.request": {"engine.detokenizing", "engine.sampling"},
     "engine.config": {"engine.block_allocator", "engine.scheduler", "model.kv_cache"},
     "engine.engine": {
         "engine.detokenizing",
         "engine.exclusive",
         "engine.recording",
+        "engine.request",
         "engine.sampling",
         "engine.scheduler",
         "engine.sequence",
@@ -111,7 +113,7 @@ MAY_IMPORT = {
         "tokenizer",
         *TRACE,
     },
-    "engine": {"engine.config", "engine.engine"},
+    "engine": {"engine.config", "engine.engine", "engine.request"},
     # What people look at.
     "view": TRACE,
     "outputs": {"engine.block_table", "engine.sampling", *TRACE},
