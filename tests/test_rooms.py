@@ -95,7 +95,7 @@ MAY_IMPORT = {
         "trace.events",
         "trace.records",
     },
-    "engine.request": {"engine.detokenizing", "engine.sampling"},
+    "engine.request": {"engine.detokenizing", "engine.sampling", "tokenizer"},
     "engine.config": {"engine.block_allocator", "engine.scheduler", "model.kv_cache"},
     "engine.engine": {
         "engine.detokenizing",
