@@ -406,7 +406,7 @@ def test_requests_that_cannot_be_served(llm):
         (b"abc", "a prompt is text or a list of token ids, not bytes"),
         ({"prompt": "hi"}, "not dict"),
         (None, "not NoneType"),
-        ([1] * 128, r"128 tokens and max_tokens of 1 come to 129, but the context holds 128"),
+        ([1] * 128, r"128 tokens and max_tokens of 1 need 129 positions, but the context has 128"),
     ]
     for prompt, message in bad:
         with pytest.raises(RequestError, match=message):
@@ -438,7 +438,7 @@ def test_a_bad_prompt_among_good_ones_starts_nothing(llm):
         ([[1, 2], [3]], [SamplingParams(max_tokens=1)]),
     ):
         before = llm.engine.step().step
-        with pytest.raises(RequestError, match=r"empty|come to 1001|params are dict|2 prompts came with 1 params"):
+        with pytest.raises(RequestError, match=r"empty|need 1001 positions|params are dict|2 prompts came with 1 params"):
             llm.generate(prompts, params)
         assert llm.engine.step().step == before + 1
         assert not llm.engine.has_unfinished
@@ -456,7 +456,7 @@ def test_a_model_without_tokenizer_takes_ids(tmp_path):
         lambda: llm.chat([{"role": "user", "content": "hi"}]),
         lambda: llm.generate([[1]], SamplingParams(max_tokens=3, stop="x")),
     ):
-        with pytest.raises(RequestError, match="without a tokenizer"):
+        with pytest.raises(RequestError, match="has no tokenizer"):
             ask()
 
 
@@ -518,7 +518,7 @@ def test_threads_take_turns_or_are_refused(llm):
             try:
                 served.append(essence(llm.generate([prompts[n]], how)[0]) == expected[n])
             except BusyError as error:
-                refused.append("another thread's request is under way" in str(error))
+                refused.append("another thread's request is running" in str(error))
 
     threads = [threading.Thread(target=ask, args=[n]) for n in range(4)]
     for thread in threads:

@@ -98,7 +98,6 @@ MAY_IMPORT = {
     "engine.request": {"engine.detokenizing", "engine.sampling", "tokenizer"},
     "engine.config": {"engine.block_allocator", "engine.scheduler", "model.kv_cache"},
     "engine.engine": {
-        "engine.detokenizing",
         "engine.exclusive",
         "engine.recording",
         "engine.request",
