@@ -305,7 +305,7 @@ class LLM:
 
     @contextmanager
     def _serving(self, requests: SequenceOf[tuple[Prompt, list[int], SamplingParams]]) -> Iterator[list[RequestStream]]:
-        """Add the requests to the engine; abort those that are unfinished at the end of the `with` block."""
+        """Add the requests to the engine; abort the unfinished ones at the end of the `with` block."""
         with self._in_use():
             streams: list[RequestStream] = []
             try:

@@ -1,8 +1,8 @@
 """PrefixIndex: which prefixes of texts are in the KV cache, and in which blocks. Integers only.
 
 A key depends on everything before it, so the content of a block is defined by its own tokens and all earlier ones. This
-gives a tree: a node stands for the tokens of one full block that follow its parent's tokens, and the path to it spells
-a whole prefix. Tokens are compared one by one, which is exact; a hash could collide.
+gives a tree: a node holds the tokens of one full block that follow its parent's tokens, and the path to it spells a
+whole prefix. Tokens are compared one by one, which is exact; a hash could collide.
 
     root
     ├── 5 8 1 9, in block 3

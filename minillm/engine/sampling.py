@@ -128,7 +128,7 @@ def sample(
 
     Returns
     -------
-    The token. Its log-probability, if requested, is that of the model itself: before penalty, temperature and cuts.
+    The token. Its log-probability, if requested, is the model's own: before penalty, temperature and cuts.
 
     Raises
     ------
@@ -237,7 +237,7 @@ def keep_top_p(scores: np.ndarray, p: float) -> np.ndarray:
     worst = scores[best_first[count - 1]]
     better = scores > worst
     kept = np.where(better, scores, -np.inf)
-    num_ties = count - np.count_nonzero(better)  # tokens to keep among those that tie with the worst
+    num_ties = count - np.count_nonzero(better)  # how many of the tokens tied with the worst to keep
     kept[np.flatnonzero(scores == worst)[:num_ties]] = worst
     return kept
 

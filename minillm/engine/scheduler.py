@@ -134,6 +134,7 @@ class Scheduler:
                     completion.token_ids.append(token.token_id)
                     if token.finish_reason is not None:
                         plan.finished += self._finish(completion, token.finish_reason)
+        self._plan = StepPlan()
 
     def abandon(self) -> None:
         """Undo the step under way, which failed. What it wrote to the cache is unknown, so its sequences start over."""
@@ -258,8 +259,8 @@ class Scheduler:
     def _try_admit(self, sequence: Sequence, plan: StepPlan) -> bool:
         """Move `sequence` from waiting to running if the pool has blocks for all of its tokens; return whether it has.
 
-        The sequence takes the blocks at once or, if its windows will free some of them on the way, takes only those of
-        its first step.
+        The sequence takes the blocks at once or, if its windows will free some of them on the way, takes only the
+        blocks of its first step.
         """
         blocks, num_tokens = self.blocks, len(sequence.token_ids)
         # The last token is always computed, because its logits choose the next one.

@@ -16,7 +16,7 @@ class StepPlan:
     Attributes
     ----------
     chunks : the tokens by which each scheduled sequence advances, in the order of the batch.
-    admitted, preempted : the sequences that got blocks, and those that lost them, in this step.
+    admitted, preempted : the sequences that gained or lost their blocks in this step.
     copies : blocks to copy before anything is computed, in this order.
     evicted : blocks whose cached content was given up.
     finished : completions that ended; filled in when the step is committed.

@@ -71,7 +71,7 @@ class ModelConfig:
     rotary_dim: int | None = None  # R, the part of a head that is rotated; None for all of it
     sliding_window: int | None = None  # positions that a query reads in layers with a window, counting its own
     window_layers: tuple[int, ...] = ()  # indices of the layers with that window
-    window_rope_theta: float | None = None  # their theta, unscaled; None if it is that of all other layers
+    window_rope_theta: float | None = None  # their theta, unscaled; None if all layers have the same
     num_experts: int = 0  # E, MLPs per layer of which each token uses a few; 0 for a single MLP
     experts_per_token: int = 0
     normalize_experts: bool = True  # the routing weights of a token's experts are scaled to sum to one

@@ -53,7 +53,7 @@ class CacheShape:
 
     @property
     def layers_per_block(self) -> int:
-        """Layers that a block has room for: those of the largest group."""
+        """Layers that a block has room for: the size of the largest group."""
         return max(len(group.layers) for group in self.groups)
 
 

@@ -38,7 +38,7 @@ def _linear(frequencies: np.ndarray, theta: float, scaling: RopeScaling) -> np.n
 
 
 def _llama3(frequencies: np.ndarray, theta: float, scaling: RopeScaling) -> np.ndarray:
-    """Keep the pairs that make many turns over the original context, divide those that make few, blend in between."""
+    """Keep pairs that make many turns over the original context, divide pairs that make few, blend in between."""
     turns = scaling.original_context_length * frequencies / np.float32(2 * math.pi)
     span = scaling.high_freq_factor - scaling.low_freq_factor
     kept = np.clip((turns - scaling.low_freq_factor) / span, 0, 1).astype(np.float32)

@@ -90,7 +90,7 @@ class Transformer:
         Raises
         ------
         ValueError
-            A token id is not in the vocabulary; a position is beyond those that the model has learned; the cache was
+            A token id is not in the vocabulary; a position is beyond the learned ones; the cache was
             made for another model; or the batch has the wrong number of block tables.
         """
         self._check(batch, kv_cache)

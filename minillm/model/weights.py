@@ -129,8 +129,8 @@ class WeightLoader:
     def layers(self) -> list[Layer]:
         """Load all layers.
 
-        Each projection is loaded for every layer before the next projection. A backend can then lay end to end the
-        matrices that are multiplied with the same vectors, and those of consecutive layers.
+        Each projection is loaded for every layer before the next projection. A backend can then store end to end the
+        matrices that are multiplied with the same vectors, and the matrices of consecutive layers.
         """
         config = self.config
         attention_norms, mlp_norms = self._norms("attention_norm"), self._norms("mlp_norm")

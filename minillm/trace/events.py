@@ -76,8 +76,8 @@ class Preemption:
     Attributes
     ----------
     request_id, completion : the sequence.
-    num_computed : tokens that had been computed. After re-admission they are computed again, except for those that the
-        prefix cache still holds.
+    num_computed : tokens that had been computed. After re-admission they are computed again, except for the ones that
+        the prefix cache still holds.
     """
 
     request_id: str

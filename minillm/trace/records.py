@@ -68,7 +68,7 @@ class RunningSequence:
     request_id, completion : the sequence.
     num_tokens : tokens known before the step, prompt and answer.
     num_computed : tokens computed before the step.
-    block_tables : its blocks in each KV-cache group, in the order of positions, including those that this step writes;
+    block_tables : its blocks in each KV-cache group, in the order of positions, including the ones that this step writes;
         -1 where a block has been freed because no later query can read it.
     """
 
@@ -143,7 +143,7 @@ class StepRecord:
     admitted, preempted, finished : the scheduler's events of this step. The completions of an aborted request are among
         the finished, with reason "abort".
     chunks : what was computed, in the order of the batch. Empty only if there was nothing to do.
-    running : the sequences that held blocks during the step, in the order of first admission, including those that
+    running : the sequences that held blocks during the step, in the order of first admission, including the ones that
         finished in it.
     waiting : names of the first sequences in the waiting queue after scheduling; the engine limits their number.
     num_waiting : total number of waiting sequences, including preempted ones.
