@@ -68,8 +68,8 @@ class RunningSequence:
     request_id, completion : the sequence.
     num_tokens : tokens known before the step, prompt and answer.
     num_computed : tokens computed before the step.
-    block_tables : its blocks in each KV-cache group, in the order of positions, including the ones that this step writes;
-        -1 where a block has been freed because no later query can read it.
+    block_tables : its blocks in each KV-cache group, in the order of positions, including the blocks of this step's
+        tokens; -1 where a block has been freed because no later query can read it.
     """
 
     request_id: str
