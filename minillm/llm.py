@@ -63,8 +63,8 @@ class LLM:
     context_length : positions to have room for; None for the model's own, at most DEFAULT_CONTEXT_LENGTH.
     block_size : positions per block of the KV cache; None for the value in `engine`.
     engine : EngineConfig, how requests are scheduled and how much memory they get; None for the defaults.
-    fused : whether the backend may run all layers as one compiled call. With False they run one by one, as
-        `minillm/model/transformer.py` reads; this also happens whenever a debugger is attached. Never changes a result.
+    fused : whether the backend may run all layers as one compiled call. With False, they run one by one, as written in
+        `minillm/model/transformer.py`; this also happens whenever a debugger is attached. Never changes a result.
     report : where progress (fetching, compiling) is reported; None for stderr.
 
     Attributes

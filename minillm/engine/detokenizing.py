@@ -1,4 +1,4 @@
-"""IncrementalDetokenizer: one completion's tokens, turned into text as they arrive, and the end of the completion."""
+"""IncrementalDetokenizer: turns one completion's tokens into text as they arrive, and detects its end."""
 
 from __future__ import annotations
 
