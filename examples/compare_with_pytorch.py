@@ -11,6 +11,7 @@ transformers, which the extra `test` installs.
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,7 +58,9 @@ def their_intermediates(model: transformers.LlamaForCausalLM, token_ids: list[in
     def record_input(module: torch.nn.Module, name: str) -> None:
         hooks.append(module.register_forward_hook(lambda module, inputs, output: record(name, inputs[0])))
 
-    def recorded_attention(module, query, key, value, *args, **kwargs):
+    def recorded_attention(
+        module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         name = f"layers.{module.layer_idx}.attention"
         gathered, weights = eager_attention_forward(module, query, key, value, *args, **kwargs)
         for part, tensor in (("q", query), ("k", key), ("v", value), ("weights", weights)):
