@@ -1,4 +1,4 @@
-"""Lesson 7's exercises. `pytest lessons/07_batching` tells you whether they are right."""
+"""The exercises of lesson 7. Run `pytest lessons/07_batching` to test your solutions."""
 
 from collections.abc import Sequence
 
@@ -13,38 +13,50 @@ ANSWERS = {
 
 
 def from_chunks(chunks: Sequence[Chunk], block_size: int) -> Batch:
-    """Lay the chunks end to end: a `Batch(token_ids, positions, slots, query_starts, block_tables)`.
+    """Lay S chunks of T tokens in total end to end, and return `Batch(token_ids, positions, slots, ...)`.
 
-    A chunk has `token_ids` (at least one), `start`, the position of the first of them in its sequence, and
-    `block_table`, a list of the sequence's blocks: position p lies in block `block_table[p // block_size]` at offset
-    `p % block_size`. The batch's arrays:
+    Parameters
+    ----------
+    chunks : each has `token_ids`, `start` and `block_tables`. `start` is the position of the first token in its
+        sequence. `block_tables[0]` lists the sequence's blocks: position p is stored in block
+        `block_tables[0][p // block_size]`, at offset `p % block_size`.
+    block_size : positions per block.
 
-    token_ids, positions: int32 [T], of all chunks, one behind the other.
-    slots: int64 [1, T], for each token its block times `block_size`, plus its offset.
-    query_starts: int32 [S + 1]; chunk s owns tokens query_starts[s] up to, not including, query_starts[s + 1].
-    block_tables: int32 [1, S, length of the longest table], a row a chunk, filled up with -1.
+    Returns
+    -------
+    A Batch of these arrays. The leading 1 is the number of KV-cache groups; lesson 8 explains models with several.
 
-    In front stands the number of groups of layers that have blocks of their own: one, in most models (see lesson 8).
+    token_ids, positions : int32 [T], one entry per token, in the order of the chunks.
+    slots : int64 [1, T], `block * block_size + offset` of each token.
+    query_starts : int32 [S + 1]. Chunk s owns the tokens from `query_starts[s]` up to, but excluding,
+        `query_starts[s + 1]`.
+    block_tables : int32 [1, S, length of the longest table]. Shorter tables are padded with -1.
 
-    No chunks at all, a chunk without tokens, one that starts before 0 or whose table ends before its tokens do:
-    ValueError.
+    Raises
+    ------
+    ValueError
+        There are no chunks, a chunk has no tokens, a chunk starts before position 0, or its block table does not cover
+        its tokens.
     """
     raise NotImplementedError("your turn")
 
 
 def schedule(self: Scheduler) -> StepPlan:
-    """Decide the next step, as a method of `Scheduler`: make a `StepPlan()`, fill it with these moves, return it.
+    """Decide the next step, as a method of `Scheduler`: create a `StepPlan()`, fill it and return it.
 
-    self._decode(plan): every running sequence whose prompt has been computed advances by a token.
-    self._prefill(plan): running sequences whose prompt has not been computed to its end go on with it.
-    self._admit(plan): as many waiting ones as there is room for start to run, and begin with their prompt.
+    Three methods fill a plan. Each one stops when the step's token budget is used up:
 
-    Each move stops where the step's token budget ends. `self.policy` says which moves, and in which order:
+    self._decode(plan) : advance every running sequence that is past its prompt by one token.
+    self._prefill(plan) : advance the running sequences whose prompts are not computed to the end.
+    self._admit(plan) : admit as many waiting sequences as there is room for, and start their prompts.
 
-    "static": nobody joins while anyone runs. "continuous": whoever waits may join in every step. In both, prompts come
-    first, and sequences decode only in a step that computes no prompt: see whether `plan.chunks` is still empty.
-    "chunked": all three in one step. Decodes come first, then prompts under way, then new ones.
+    `self.policy` determines which methods to call, and in which order:
 
-    `self.running` is the list of those that hold blocks.
+    "static" : admit sequences only when none is running.
+    "continuous" : admit sequences in every step.
+    "chunked" : call all three methods in every step: first decodes, then prompts in progress, then new prompts.
+
+    Under "static" and "continuous", prompts come first: sequences decode only in a step that computes no prompt. Check
+    whether `plan.chunks` is still empty. `self.running` lists the running sequences.
     """
     raise NotImplementedError("your turn")

@@ -23,7 +23,7 @@ def new_engine(**options):
     """An engine around the same model, with a memory and a scheduler of its own."""
     options = EngineConfig(**{"num_blocks": 256, "prefix_caching": False} | options)
     cache = KVCache(config, options.num_blocks, options.block_size)
-    return Engine(llm.transformer, cache, options.scheduler(cache.blocks), tokenizer=llm.tokenizer)
+    return Engine(llm.transformer, cache, options.scheduler(cache), tokenizer=llm.tokenizer)
 
 
 # %% tags=["hidden"]
@@ -277,8 +277,9 @@ for policy, trace in traces.items():
 
 # %%
 from minillm.engine.block_allocator import BlockAllocator
-from minillm.engine.scheduler import Sampled, Scheduler
+from minillm.engine.scheduler import Scheduler
 from minillm.engine.sequence import Sequence
+from minillm.trace import SampledToken
 
 
 def steps_taken(policy, lengths, seats):
@@ -286,12 +287,13 @@ def steps_taken(policy, lengths, seats):
     blocks = BlockAllocator(num_blocks=10_000, block_size=16)
     scheduler = Scheduler(blocks, policy=policy, max_sequences=seats, prefix_caching=False)
     for n, length in enumerate(lengths):
-        scheduler.add(Sequence.of(str(n), [0], max_tokens=int(length)))
+        scheduler.add(Sequence.from_prompt(str(n), [0], max_tokens=int(length)))
     steps = 0
     while scheduler.has_unfinished:
         plan, steps = scheduler.schedule(), steps + 1
-        ends = [chunk.sequence.num_generated + 1 == chunk.sequence.max_tokens for chunk in plan.chunks]
-        scheduler.commit(plan, [[Sampled(0, "length" if end else None)] for end in ends])
+        sequences = [scheduler.sequence(chunk) for chunk in plan.chunks]
+        ends = [sequence.num_generated + 1 == sequence.max_tokens for sequence in sequences]
+        scheduler.commit(plan, [[SampledToken(0, finish_reason="length" if end else None)] for end in ends])
     return steps
 
 

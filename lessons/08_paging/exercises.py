@@ -1,47 +1,58 @@
-"""Lesson 8's exercises. `pytest lessons/08_paging` tells you whether they are right.
+"""The exercises of lesson 8. Run `pytest lessons/08_paging` to test your solutions.
 
-`extend` and `own` are methods of `minillm.engine.block_allocator.BlockAllocator`, so `self` is one. Its own small helpers can be used:
+`allocate` and `copy_on_write` are methods of `minillm.engine.block_allocator.BlockAllocator`. They can use:
 
-self.block_size, self.num_available: positions in a block; blocks that can be handed out.
-self.blocks_for(num_tokens): how many blocks hold so many positions.
-self._take(evicted): hand a block out, with one owner; if it was cached, it is appended to the list `evicted`.
-self._give_back(block): one owner fewer.
+self.block_size, self.num_available : positions per block; blocks that can be handed out.
+self.num_missing(tables, num_tokens) : how many blocks the tables lack to cover `num_tokens` positions.
+self._take(evicted) : hand out a block with one reference. If the block was cached, it is appended to the list `evicted`.
+self._drop_reference(block) : remove one reference from a block, and free the block if that was the last.
+
+A `BlockTable` has the list `blocks` and the method `append(block)`.
 """
 
 from collections.abc import Sequence
 
 from minillm.engine.block_allocator import BlockAllocator
+from minillm.engine.block_table import BlockTable
 from minillm.engine.prefix_index import Node, PrefixIndex
 
 ANSWERS = {
-    "extend": "minillm.engine.block_allocator.BlockAllocator.extend",
+    "allocate": "minillm.engine.block_allocator.BlockAllocator.allocate",
     "follow": "minillm.engine.prefix_index.PrefixIndex.follow",
-    "own": "minillm.engine.block_allocator.BlockAllocator.own",
+    "copy_on_write": "minillm.engine.block_allocator.BlockAllocator.copy_on_write",
 }
 
 
-def extend(self: BlockAllocator, block_table: list[int], num_tokens: int) -> list[int]:
-    """Append blocks to `block_table` until it holds `num_tokens` positions; return those that were evicted for it.
+def allocate(self: BlockAllocator, tables: Sequence[BlockTable], num_tokens: int) -> list[int]:
+    """Append blocks to every table until it covers `num_tokens` positions.
 
-    If fewer are available than that takes, MemoryError, and nothing has changed. A table that is long enough stays as
-    it is.
+    `tables` has one table per KV-cache group, all of the same length. Leave tables that are long enough unchanged. If
+    fewer blocks are available than all tables need together, raise MemoryError and change nothing.
+
+    Returns
+    -------
+    The blocks that were cached and have been evicted for this, in the order of eviction.
     """
     raise NotImplementedError("your turn")
 
 
 def follow(self: PrefixIndex, token_ids: Sequence[int]) -> list[Node]:
-    """The nodes on the way down the tree that `token_ids` spell, as far as it is known; the root first.
+    """Return the longest path through the tree that `token_ids` spell: the root, then one node per whole block.
 
-    `self.root` is the node of no tokens at all. `node.children` is a dict: its keys are tuples of `self.block_size`
-    tokens, those of one block, and its values are the nodes behind this one. Only whole blocks can be found.
+    `self.root` is the node of the empty prefix. `node.children` is a dict from the next block's tokens, as a tuple of
+    `self.block_size` ids, to the child node. Only whole blocks can be found.
     """
     raise NotImplementedError("your turn")
 
 
-def own(self: BlockAllocator, block_table: list[int], index: int) -> tuple[int, list[int]]:
-    """Put a block of its own into `block_table[index]`, in place of a shared one.
+def copy_on_write(self: BlockAllocator, table: BlockTable, index: int) -> tuple[int, list[int]]:
+    """Replace the shared block at `table.blocks[index]` by a new block, and remove one reference from the shared one.
 
-    Returns the shared block, from which its content must be copied, and the list of blocks evicted for the new one. The
-    shared block has one owner fewer. If no block is available, MemoryError, and nothing has changed.
+    If no block is available, raise MemoryError and change nothing.
+
+    Returns
+    -------
+    source : the shared block, whose content the caller will copy.
+    evicted : the blocks that were cached and have been evicted for the new one.
     """
     raise NotImplementedError("your turn")

@@ -16,11 +16,11 @@ import numpy as np
 from minillm import LLM, Engine, EngineConfig, SamplingParams
 from minillm.checkpoints import open_checkpoint
 from minillm.engine.block_allocator import BlockAllocator
-from minillm.engine.scheduler import Sampled, Scheduler
+from minillm.engine.scheduler import Scheduler
 from minillm.engine.sequence import Sequence
 from minillm.model.kv_cache import KVCache
 from minillm.model.transformer import Transformer
-from minillm.trace import Trace, request_metrics
+from minillm.trace import SampledToken, Trace, request_metrics
 
 llm = LLM()
 
@@ -119,7 +119,7 @@ print(head, *(row(*item) for item in results.items()), sep="\n")
 # is just that (lesson 4). A free block is as good as any other, so there are no holes; a sequence takes the next only
 # when it has filled the last, so nothing is reserved. In minillm, this is all it takes to grow:
 #
-# {{ source: minillm.engine.block_allocator.BlockAllocator.extend }}
+# {{ source: minillm.engine.block_allocator.BlockAllocator.allocate }}
 #
 # The same requests and the same memory, now with the scheduler of the library. Without a model; it deals in integers.
 
@@ -129,7 +129,7 @@ def paged(block_size):
     blocks = BlockAllocator(pool // block_size, block_size)
     scheduler = Scheduler(blocks, max_batch_tokens=pool, max_sequences=400, prefix_caching=False)
     for n, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        scheduler.add(Sequence.of(str(n), [0] * int(prompt), int(answer)))
+        scheduler.add(Sequence.from_prompt(str(n), [0] * int(prompt), int(answer)))
     seen, preempted = [], 0
     while scheduler.has_unfinished:
         plan = scheduler.schedule()
@@ -137,8 +137,9 @@ def paged(block_size):
         tokens, held = sum(chunk.stop for chunk in plan.chunks), blocks.num_held * block_size
         if scheduler.waiting:
             seen.append((tokens, 0, held - tokens, pool - held, len(plan.chunks)))
-        ends = [chunk.sequence.num_generated + 1 == chunk.sequence.max_tokens for chunk in plan.chunks]
-        scheduler.commit(plan, [[Sampled(0, "length" if end else None)] for end in ends])
+        sequences = [scheduler.sequence(chunk) for chunk in plan.chunks]
+        ends = [sequence.num_generated + 1 == sequence.max_tokens for sequence in sequences]
+        scheduler.commit(plan, [[SampledToken(0, finish_reason="length" if end else None)] for end in ends])
     return np.mean(seen, axis=0), preempted
 
 
@@ -178,7 +179,7 @@ def new_engine(model=llm.transformer, **options):
     """An engine around a model, with a memory and a scheduler of its own, and the trace of what it does."""
     options = EngineConfig(**{"num_blocks": 256} | options)
     cache = KVCache(model.config, options.num_blocks, options.block_size)
-    engine = Engine(model, cache, options.scheduler(cache.blocks), tokenizer=llm.tokenizer)
+    engine = Engine(model, cache, options.scheduler(cache), tokenizer=llm.tokenizer)
     trace = Trace(engine.facts)
     engine.listeners.append(trace.append)
     return engine, trace
@@ -193,7 +194,7 @@ def pool_map(record):
     """A character a block: its owner, `*` if several share it, `~` if it is cached, `.` if it is free."""
     cells = ["."] * record.pool.num_blocks
     for sequence in record.running:
-        for block in sequence.block_table:
+        for block in sequence.block_tables[0]:
             cells[block] = sequence.request_id if cells[block] == "." else "*"
     for block in record.pool.cached:
         cells[block] = "~"
@@ -206,7 +207,7 @@ for name, length in (("A", 18), ("B", 5), ("C", 12)):
     engine.add_request(llm.encode(f"Dear {name}, thank you for"), params, request_id=name)
 run(engine)
 for record in trace.steps[::3]:
-    print(f"step {record.step:2}  {pool_map(record)} ", {s.request_id: s.block_table for s in record.running})
+    print(f"step {record.step:2}  {pool_map(record)} ", {s.request_id: s.block_tables[0] for s in record.running})
 
 # %% [markdown]
 # A's table goes on in what B has left. Its keys lie all over memory, and it does not notice.
@@ -324,13 +325,13 @@ def hit_rate(visits, num_blocks):
     """Share of all prompts' tokens found in a pool of blocks of 16, the requests coming one by one."""
     blocks, found = BlockAllocator(num_blocks, 16), 0
     for prompt in visits:
-        known, node = blocks.find(prompt[:-1])
-        table = blocks.share(known)
-        found += 16 * len(known)
-        blocks.extend(table, len(prompt))
-        for index in range(len(known), len(prompt) // 16):
-            node = blocks.publish(table, index, prompt[16 * index : 16 * index + 16], node)
-        blocks.shrink(table)
+        cached, node = blocks.match_prefix(prompt[:-1])
+        found += cached[0].capacity
+        tables = blocks.add_reference(cached)
+        blocks.allocate(tables, len(prompt))
+        for index in range(len(cached[0].blocks), len(prompt) // 16):
+            node = blocks.publish(tables, index, prompt[16 * index : 16 * index + 16], node)
+        blocks.free(tables)
     return found / sum(map(len, visits))
 
 
@@ -353,7 +354,7 @@ for order, values in rates.items():
 # keep it. So layers that see equally far form groups, a block holds one group's, and a table names a *row* of blocks,
 # one of each group, for the same positions:
 #
-# {{ source: minillm.engine.block_allocator.BlockAllocator.give_back_behind }}
+# {{ source: minillm.engine.block_table.BlockTable.free_before }}
 #
 # Our model, as if it had been made to see 32 positions in none, all, or five of six of its 30 layers:
 
@@ -366,12 +367,13 @@ for name, layers in (("none", []), ("all", range(30)), ("5 of 6", five), ("5 of 
     model = Transformer(config, lambda tensor: tensors[tensor].read(), llm.ops)
     engine, traces[name] = new_engine(model, block_size=8)
     cache = engine.kv_cache
-    cache.blocks.windows = (None,) * cache.num_groups if name.endswith("kept") else config.group_windows
+    if name.endswith("kept"):
+        engine.scheduler.blocks.windows = (None,) * cache.num_groups
     engine.add_request(llm.encode("Once upon a time"), long)
     run(engine)
     held = (traces[name].steps[step].pool.num_held * cache.bytes_per_block / 1e6 for step in (20, 60, 199))
     print(f"{name:12} {cache.num_groups} groups; MB held in step 20, 60, 199:", *(f"{size:4.1f}" for size in held))
-print(np.reshape(traces["5 of 6"].steps[60].running[0].block_table, (-1, 6)))  # the table: -1 for what is gone
+print(np.array(traces["5 of 6"].steps[60].running[0].block_tables))  # a row per group; -1 is a freed block
 print("same tokens and bits:", answers_of(traces["5 of 6"]) == answers_of(traces["5 of 6, kept"]))
 
 # %% [markdown]

@@ -1,6 +1,6 @@
-"""Lesson 9's exercises. `pytest lessons/09_scheduling` tells you whether they are right.
+"""The exercises of lesson 9. Run `pytest lessons/09_scheduling` to test your solutions.
 
-The first two are methods of `minillm.engine.scheduler.Scheduler`, so `self` is one.
+The first two are methods of `minillm.engine.scheduler.Scheduler`.
 """
 
 from collections.abc import Sequence as SequenceOf
@@ -10,46 +10,55 @@ from minillm.engine.sequence import Sequence
 from minillm.engine.step_plan import StepPlan
 
 ANSWERS = {
-    "_advance": "minillm.engine.scheduler.Scheduler._advance",
-    "_make_room": "minillm.engine.scheduler.Scheduler._make_room",
+    "_schedule_chunk": "minillm.engine.scheduler.Scheduler._schedule_chunk",
+    "_ensure_blocks": "minillm.engine.scheduler.Scheduler._ensure_blocks",
     "percentile": "minillm.trace.percentile",
 }
 
 
-def _advance(self: Scheduler, sequence: Sequence, plan: StepPlan) -> None:
-    """Add the next piece of a prompt to the plan: as much as is left of it, and as the step's budget allows.
+def _schedule_chunk(self: Scheduler, sequence: Sequence, plan: StepPlan) -> None:
+    """Schedule the next chunk of a prompt: as many of its remaining tokens as the step's budget allows.
 
-    `sequence.num_computed` tokens have been computed, and it is in prefill up to `sequence.prefill_end`. The plan holds
-    `plan.num_tokens` tokens so far, and may hold `self.max_batch_tokens`. `plan.advance(sequence, n, is_prefill=True)`
-    adds a piece of n tokens; an empty one must not be added.
+    `sequence.num_computed` tokens have been computed, and the sequence is in prefill up to `sequence.prefill_end`. The
+    plan holds `plan.num_tokens` tokens so far and may hold `self.max_batch_tokens`.
+
+    First get blocks for the chunk's n tokens with `self._ensure_blocks(sequence, n, plan)`. If that returns False, the
+    sequence has lost its blocks: schedule nothing. Otherwise call `plan.add_chunk(sequence, n)`. Never add an empty
+    chunk.
     """
     raise NotImplementedError("your turn")
 
 
-def _make_room(self: Scheduler, sequence: Sequence, num_tokens: int, plan: StepPlan) -> bool:
-    """See to it that `sequence` has blocks of its own for the positions it fills next; False if it had to go itself.
+def _ensure_blocks(self: Scheduler, sequence: Sequence, num_tokens: int, plan: StepPlan) -> bool:
+    """Give `sequence` blocks of its own for its next `num_tokens` positions, preempting later sequences if needed.
 
-    They are `num_tokens` (1 for a decode) from `start = sequence.num_computed` on. Where the first of them lies,
-    `blocks.row(start)` tells: at which places of the table `sequence.block_table`, where blocks is `self.blocks`. It is
-    one place, or one for each group of layers (lesson 8). Three things can be the matter:
+    The positions begin at `start = sequence.num_computed`; a decode needs one. With `blocks = self.blocks` and
+    `tables = sequence.block_tables` (one per KV-cache group, see lesson 8), repeat until nothing is missing:
 
-    The table is too short for them, and has not the `blocks.blocks_for(start + num_tokens)` that they take:
-    `blocks.extend(table, start + num_tokens)`. Or it is long enough, but the block at one of those places
-    `blocks.is_shared(block)`: `blocks.own(table, place)`, which returns the block to copy from; add (from, to) to
-    `plan.copies`. Both return which blocks were evicted, `extend` alone and `own` second; add them to `plan.evicted`.
+    1. If the tables are too short, they lack `blocks.num_missing(tables, start + num_tokens)` blocks.
+       `blocks.allocate(tables, start + num_tokens)` appends them and returns the evicted blocks.
+    2. If the tables are long enough, the block at `index = start // blocks.block_size` of a table may be shared: see
+       `blocks.is_shared(block)`. Then `blocks.copy_on_write(table, index)` replaces it, and returns the block to copy
+       from and the evicted blocks. Append `BlockCopy(source, target)` to `plan.copies`.
+    3. If fewer blocks than that are available (`blocks.num_available`), preempt the sequence admitted last,
+       `self.running[-1]`: append `Preemption(victim.request_id, victim.completion, victim.num_computed)` to
+       `plan.preempted`, remove its chunk with `plan.withdraw(victim)`, and call `self._preempt(victim)`, which frees
+       its blocks and returns it to the queue. Then check again: the victim's blocks may be shared, in which case
+       preempting it makes no block available.
 
-    Or `blocks.num_available` is less than that takes. Then whoever was admitted last, `self.running[-1]`, makes way:
-    add a `Preempted(victim, victim.num_computed)` (from `minillm.engine.step_plan`) to `plan.preempted`, take what the plan had for
-    it out again, `plan.withdraw(victim)`, and then let `self._preempt(victim)` take its blocks and put it back into the
-    queue. Look again, as often as it takes: a victim's blocks may be shared, and free nothing.
+    Add all evicted blocks to `plan.evicted`. Import `BlockCopy` and `Preemption` from `minillm.trace`.
+
+    Returns
+    -------
+    Whether the sequence still runs: False if it had to be preempted itself.
     """
     raise NotImplementedError("your turn")
 
 
 def percentile(values: SequenceOf[float], percent: float) -> float | None:
-    """The value that `percent` (0 to 100) of `values` do not exceed; None if there are no values.
+    """Return the value that `percent` (0 to 100) of `values` do not exceed; None if there are no values.
 
-    In order, the first value is the 0th percentile, the last the 100th, and the others lie evenly between. Between two
-    of them go by proportion: `percentile([30, 10], 25)` is 15.0. The list that was given stays as it is.
+    Of the sorted values, the first is the 0th percentile, the last is the 100th, and the others are evenly spaced in
+    between. Interpolate linearly between neighbors: `percentile([30, 10], 25)` is 15.0. Do not change `values`.
     """
     raise NotImplementedError("your turn")

@@ -13,10 +13,10 @@ import numpy as np
 
 from minillm import LLM, Engine, EngineConfig, SamplingParams
 from minillm.engine.block_allocator import BlockAllocator
-from minillm.engine.scheduler import Sampled, Scheduler
+from minillm.engine.scheduler import Scheduler
 from minillm.engine.sequence import Sequence
 from minillm.model.kv_cache import KVCache
-from minillm.trace import Trace, percentile, request_metrics, run_metrics
+from minillm.trace import SampledToken, Trace, percentile, request_metrics, run_metrics
 
 llm = LLM()
 
@@ -25,7 +25,7 @@ def new_engine(**options):
     """An engine around the same model, with a memory and a scheduler of its own, and the trace of what it does."""
     options = EngineConfig(**{"num_blocks": 128} | options)
     cache = KVCache(llm.config, options.num_blocks, options.block_size)
-    engine = Engine(llm.transformer, cache, options.scheduler(cache.blocks), tokenizer=llm.tokenizer)
+    engine = Engine(llm.transformer, cache, options.scheduler(cache), tokenizer=llm.tokenizer)
     trace = Trace(engine.facts)
     engine.listeners.append(trace.append)
     return engine, trace
@@ -118,7 +118,7 @@ if plt:
 # The budget bounds a step, and with it the time until anybody's next token. How small should it be? The scheduler's
 # side of the question is a few words: a prompt advances by as much as the budget has left.
 #
-# {{ source: minillm.engine.scheduler.Scheduler._advance }}
+# {{ source: minillm.engine.scheduler.Scheduler._schedule_chunk }}
 
 # %% tags=["timing"]
 points = []
@@ -213,7 +213,7 @@ if plt:
 # With blocks, sequences are let in as long as *their present* fits (lesson 8). All of them grow, so it happens that one
 # needs a block and there is none. Somebody must go. minillm sends away whoever was admitted last:
 #
-# {{ source: minillm.engine.scheduler.Scheduler._make_room }}
+# {{ source: minillm.engine.scheduler.Scheduler._ensure_blocks }}
 #
 # *Preempted* means: its blocks are given back, its tokens are kept, and it goes to the head of the queue. When there is
 # room again, it computes all its tokens anew, prompt and answer so far, in one prefill. Five requests in a pool of 14
@@ -282,14 +282,14 @@ def replay(requests, *, num_blocks=2000, **options):
     while next_one or scheduler.has_unfinished:
         while next_one and next_one[1][0] <= step:
             n, (_, prompt, answer, priority) = next_one
-            scheduler.add(Sequence.of(str(n), [0] * prompt, answer, priority=priority))
+            scheduler.add(Sequence.from_prompt(str(n), [0] * prompt, answer, priority=priority))
             next_one = next(arrivals, None)
         plan = scheduler.schedule()
         choices = []
         for chunk in plan.chunks:
-            sequence = chunk.sequence
+            sequence = scheduler.sequence(chunk)
             ends = sequence.num_generated + 1 == sequence.max_tokens
-            choices.append([Sampled(0, "length" if ends else None)] * chunk.num_samples)
+            choices.append([SampledToken(0, finish_reason="length" if ends else None)] * chunk.num_samples)
             if chunk.num_samples and not sequence.num_generated:
                 waits[int(sequence.request_id)] = step + 1 - requests[int(sequence.request_id)][0]
         scheduler.commit(plan, choices)
@@ -391,6 +391,6 @@ if plt:
 # In [exercises.py](exercises.py); `pytest lessons/09_scheduling` tells you whether they are right. The answers to the
 # first two are quoted above.
 #
-# 1. `_advance`: the next piece of a prompt. How long may it be?
-# 2. `_make_room`: a block for the next token, whoever has to go.
+# 1. `_schedule_chunk`: the next piece of a prompt. How long may it be?
+# 2. `_ensure_blocks`: a block for the next token, whoever has to go.
 # 3. `percentile`: the number by which a service is judged.

@@ -1,4 +1,4 @@
-"""Lesson 10's exercises. `pytest lessons/10_debugging` tells you whether they are right."""
+"""The exercises of lesson 10. Run `pytest lessons/10_debugging` to test your solutions."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,11 +12,20 @@ ANSWERS = {
 
 
 def score(queries: np.ndarray, keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """How well each key answers each query, query . key / sqrt(K), and -infinity where a query may not look: [H, n, m].
+    """Return the score of each key for each query, query . key / sqrt(K), and -infinity where the mask hides a key.
 
-    queries: [n, H, K], of the tokens at `positions` [n] (which need not start at 0, nor be all of the sequence).
-    keys: [G, m, K], of positions 0 to m - 1. A query sees its own position and those before it.
-    Query heads 0 .. H/G - 1 use key head 0, the next H/G use head 1, and so on.
+    A query at position p sees the keys at positions 0 to p. Query heads 0 .. H/G - 1 use key head 0, the next H/G query
+    heads use key head 1, and so on.
+
+    Parameters
+    ----------
+    queries : [n, H, K]
+    keys : [G, m, K], of positions 0 to m - 1
+    positions : int [n], the positions of the queries. They need not start at 0, nor be consecutive.
+
+    Returns
+    -------
+    [H, n, m]
     """
     raise NotImplementedError("your turn")
 
@@ -24,22 +33,35 @@ def score(queries: np.ndarray, keys: np.ndarray, positions: np.ndarray) -> np.nd
 def first_difference(
     ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray], tolerance: float = 0.0
 ) -> str | None:
-    """Where two passes part: the first name, in the order of `ours`, whose arrays differ too much; None if none does.
+    """Return the first name, in the order of `ours`, whose arrays differ by more than `tolerance`; None if none does.
 
-    Two arrays differ too much if the largest difference of two numbers is more than `tolerance` times the largest
-    finite number, by magnitude, in the array of `theirs`. Equal infinities do not differ (scores are full of them), and
-    neither do two NaNs; but an infinity or NaN in one array only is always too much. Passes that did not show the same
-    names in the same order, or arrays of different shapes under one name, are a ValueError.
+    The difference of two arrays is the largest absolute difference of their numbers, divided by the largest finite
+    absolute value in `theirs`. Equal infinities do not differ (scores contain many), and neither do two NaNs. An
+    infinity or NaN in only one of the two arrays exceeds any tolerance.
+
+    Raises
+    ------
+    ValueError
+        The two passes have different names, the same names in another order, or arrays of different shapes under the
+        same name.
     """
     raise NotImplementedError("your turn")
 
 
 def induction(weights: np.ndarray, token_ids: Sequence[int]) -> np.ndarray:
-    """How much each head looks at what came next last time: [H], from 0 to 1.
+    """Return how much each head attends to the token that followed last time.
 
-    weights: [T, H, T]; `weights[t, h, p]` is how much token t looks at position p, in head h. token_ids: [T].
-    Where a token has stood before, at p, it is the weight of position p + 1. If it has stood there several times, add
-    those weights up. A place whose next is the token itself (in "a a") does not count. The result is the mean over all
-    tokens with such a place before them; with no such token it is 0.
+    If the current token also occurred at an earlier position p, take its weight on position p + 1. If it occurred
+    several times, add those weights. Ignore an earlier position p whose next position p + 1 is the current token
+    itself, as in "a a". The result is the mean over all tokens that have such an earlier position.
+
+    Parameters
+    ----------
+    weights : [T, H, T]; `weights[t, h, p]` is the weight of token t on position p in head h.
+    token_ids : int [T]
+
+    Returns
+    -------
+    [H], from 0 to 1; 0 if no token has such an earlier position.
     """
     raise NotImplementedError("your turn")

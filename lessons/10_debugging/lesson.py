@@ -32,7 +32,7 @@ except ImportError:
 #
 # Whatever is served, a step of the engine is this:
 #
-# {{ source: minillm.engine.engine.Engine._step }}
+# {{ source: minillm.engine.Engine.step }}
 #
 # *schedule* decides who advances, in integers. *batch* lays their tokens end to end. *forward* makes scores of them,
 # *sample* chooses tokens, and *commit* hands these to the scheduler and to whoever waits for text. One thread does
@@ -258,7 +258,7 @@ def plant(bug, layer):
 def look(model):
     """Every intermediate of a pass over the prompt."""
     seen, ids = {}, plain.encode(prompt)
-    batch = Batch.from_chunks([Chunk(ids, 0, [0])], len(ids))
+    batch = Batch.from_chunks([Chunk(ids, 0, [[0]])], len(ids))
     model.forward(batch, KVCache.contiguous(plain.config, len(ids)), every_token=True, probe=seen.__setitem__)
     return seen
 
