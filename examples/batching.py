@@ -1,11 +1,12 @@
-"""Six requests, one model, a pool too small for them all: watch a scheduler serve them, a step at a time.
+"""Serve six requests with one model and a small KV cache, and watch the scheduler step by step.
 
     python examples/batching.py
     python examples/batching.py --policy static --step
     python examples/batching.py --policy continuous --fast --save trace.jsonl       # then: minillm trace trace.jsonl
 
-In a terminal: a row a request, a cell a step. Elsewhere: a line a step. Then all three policies serve the same
-requests unseen, and a table compares them. Good places for a breakpoint are `Scheduler.schedule` and `Engine.step`.
+A terminal shows one row per request and one cell per step; other outputs get one line per step. Afterwards all three
+policies serve the same requests without a view, and a table compares them. Good breakpoints are `Scheduler.schedule`
+and `Engine.step`.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from minillm.model.kv_cache import KVCache
 from minillm.trace import StepRecord, Trace, request_metrics, run_metrics
 from minillm.view import ConsoleView, Keyboard
 
-PAUSE = 0.15  # seconds between steps, for eyes
-LOOK_AGAIN = 0.25  # seconds after which, while a key is awaited, the terminal may have got another size
-NEXT, QUIT = (" ", "\r", "\n"), ("q", "Q", "\x04", "")  # keys; the last is what a terminal that is gone gives
+PAUSE = 0.15  # seconds between two steps
+RESIZE_INTERVAL = 0.25  # seconds between checks of the terminal's size while waiting for a key
+NEXT, QUIT = (" ", "\r", "\n"), ("q", "Q", "\x04", "")  # keys; "" means that the terminal has been closed
 COLUMNS = (
-    "steps", "TTFT,\nmean", "TTFT,\nworst", "TPOT,\nmean", "TPOT,\nworst", "tokens\n/ s",
+    "steps", "TTFT,\nmean", "TTFT,\nmax", "TPOT,\nmean", "TPOT,\nmax", "tokens\n/ s",
     "recom-\nputed", "peak\nblocks",
 )  # fmt: skip
 HINT = "space or enter: next step, q: quit"
@@ -41,12 +42,12 @@ HINT = "space or enter: next step, q: quit"
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt, how long its answer may get, and before which step it comes."""
+    """A prompt, the maximum length of its answer in tokens, and the step before which it arrives."""
 
     name: str
     prompt: str
     max_tokens: int
-    arrives: int = 0
+    arrival_step: int = 0
 
 
 LIBRARY = (
@@ -56,8 +57,8 @@ LIBRARY = (
 REQUESTS = [
     Request("fox", "Once upon a time there was a fox who", 40),
     Request("count", "One, two, three, four, five,", 12),
-    Request("opens", LIBRARY + "Question: When does the library open?\nAnswer:", 16, arrives=2),
-    Request("dogs", LIBRARY + "Question: May I bring my dog?\nAnswer:", 16, arrives=6),
+    Request("opens", LIBRARY + "Question: When does the library open?\nAnswer:", 16, arrival_step=2),
+    Request("dogs", LIBRARY + "Question: May I bring my dog?\nAnswer:", 16, arrival_step=6),
     Request(
         "trains",
         "Early railways were built to carry coal from the mines to the nearest river. Horses drew the first wagons on "
@@ -65,27 +66,28 @@ REQUESTS = [
         "horses could not, and soon people wanted to travel along. Within a generation, towns that a journey of days "
         "had kept apart were only hours from each other. The most important consequence was that",
         24,
-        arrives=9,
+        arrival_step=9,
     ),
-    Request("colours", "The three primary colours are", 20, arrives=14),
+    Request("colours", "The three primary colours are", 20, arrival_step=14),
 ]
 CONFIG = EngineConfig(block_size=8, max_batch_tokens=32, max_sequences=4)
 
 
 def small_pool(llm: LLM, requests: list[Request]) -> int:
-    """Blocks for the longest request, and two more."""
+    """Return the blocks that the longest request needs, plus two."""
     positions = [len(llm.encode(request.prompt)) + request.max_tokens - 1 for request in requests]
     return -(-max(positions) // CONFIG.block_size) + 2
 
 
 def make_engine(llm: LLM, policy: str) -> Engine:
-    """An engine of the same model, with a memory of its own: nobody finds what another policy has computed."""
-    config = replace(CONFIG, policy=policy, num_blocks=small_pool(llm, REQUESTS))
-    cache = KVCache(llm.config, config.num_blocks, config.block_size)
+    """Return an engine with an empty KV cache, so that no policy can reuse what another one has computed."""
+    num_blocks = small_pool(llm, REQUESTS)
+    config = replace(CONFIG, policy=policy, num_blocks=num_blocks)
+    kv_cache = KVCache(llm.config, num_blocks, config.block_size)
     return Engine(
         llm.transformer,
-        cache,
-        config.scheduler(cache),
+        kv_cache,
+        config.scheduler(kv_cache),
         tokenizer=llm.tokenizer,
         context_length=llm.context_length,
         threads=llm.threads,
@@ -94,11 +96,11 @@ def make_engine(llm: LLM, policy: str) -> Engine:
 
 
 def serve(llm: LLM, engine: Engine, requests: list[Request]) -> Iterator[StepRecord]:
-    """Step after step, each request added when its time has come, until all are through."""
-    coming, step = sorted(requests, key=lambda request: request.arrives), 0
-    while coming or engine.has_unfinished:
-        while coming and coming[0].arrives <= step:
-            request = coming.pop(0)
+    """Run the engine until all requests have finished, adding each one before its step."""
+    pending, step = sorted(requests, key=lambda request: request.arrival_step), 0
+    while pending or engine.has_unfinished:
+        while pending and pending[0].arrival_step <= step:
+            request = pending.pop(0)
             params = SamplingParams(max_tokens=request.max_tokens, temperature=0.0)
             engine.add_request(llm.encode(request.prompt), params, request_id=request.name, text=request.prompt)
         yield engine.step()
@@ -106,24 +108,24 @@ def serve(llm: LLM, engine: Engine, requests: list[Request]) -> Iterator[StepRec
 
 
 def watch(llm: LLM, engine: Engine, trace: Trace, step_by_step: bool, fast: bool) -> bool:
-    """Serve the requests before people's eyes; False if they have seen enough before the end."""
+    """Serve the requests in a ConsoleView. Return False if the user quits before the end."""
     engine.listeners.append(trace.append)
     with ExitStack() as stack:
         keyboard = stack.enter_context(Keyboard()) if step_by_step else None
         view = stack.enter_context(ConsoleView(engine.facts, hint=HINT if step_by_step else ""))
         for record in serve(llm, engine, REQUESTS):
             view.push(record)
-            if keyboard and not goes_on(keyboard, view):
+            if keyboard and not wait_for_key(keyboard, view):
                 return False
             if view.is_live and not (keyboard or fast):
                 time.sleep(PAUSE)
     return True
 
 
-def goes_on(keyboard: Keyboard, view: ConsoleView) -> bool:
-    """Wait for a key: space or enter for the next step, q (or the terminal's end) for no more."""
+def wait_for_key(keyboard: Keyboard, view: ConsoleView) -> bool:
+    """Wait for a key. Return True for the next step, False to quit."""
     while True:
-        key = keyboard.read(LOOK_AGAIN)
+        key = keyboard.read(RESIZE_INTERVAL)
         if key is None:
             view.resize()
         elif key in NEXT or key in QUIT:
@@ -131,7 +133,7 @@ def goes_on(keyboard: Keyboard, view: ConsoleView) -> bool:
 
 
 def answers(trace: Trace) -> dict[str, list[int]]:
-    """The token ids that each request got."""
+    """Return the token ids of each request's answer."""
     tokens: dict[str, list[int]] = {}
     for record in trace:
         for chunk in record.chunks:
@@ -140,7 +142,7 @@ def answers(trace: Trace) -> dict[str, list[int]]:
 
 
 def comparison(traces: list[Trace]) -> Table:
-    """A line a policy: times as people feel them, and what they cost."""
+    """Return a table of latencies and costs with one line per policy."""
     table = Table(
         title=f"{len(REQUESTS)} requests, three policies; times in milliseconds", box=box.SIMPLE, padding=(0, 1, 0, 0)
     )
@@ -149,7 +151,7 @@ def comparison(traces: list[Trace]) -> Table:
         table.add_column(name, justify="right", vertical="bottom")
     for trace in traces:
         run, requests = run_metrics(trace), request_metrics(trace).values()
-        ttfts = [request.ttft for request in requests]
+        ttfts = [request.ttft for request in requests if request.ttft is not None]
         gaps = [gap for request in requests for gap in request.inter_token_latencies]
         table.add_row(
             trace.facts.policy,
@@ -163,9 +165,9 @@ def comparison(traces: list[Trace]) -> Table:
 
 
 def compare(llm: LLM, watched: Trace, console: Console) -> None:
-    """Serve the requests under all three policies, unseen; say how the runs differ and where they agree.
+    """Serve the requests under all three policies without a view; compare their times and their answers.
 
-    The watched one, too, runs again: while somebody looks at a step, the processor's caches go cold.
+    The watched policy runs again as well, because drawing between its steps has slowed it down.
     """
     traces = []
     for policy in POLICIES:
@@ -176,27 +178,27 @@ def compare(llm: LLM, watched: Trace, console: Console) -> None:
     if different:
         console.print(f"The answers to {', '.join(different)} differ.")
     else:
-        console.print("Whatever the policy, every answer is the same, token for token.")
+        console.print("Every answer is the same under every policy, token for token.")
 
 
 def main() -> None:
-    """Serve the requests under one policy before people's eyes, then under the others, and compare."""
+    """Serve the requests under one policy in a view, then under all policies, and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--policy", choices=POLICIES, default="chunked", help="what to watch (default: chunked)")
+    parser.add_argument("--policy", choices=POLICIES, default="chunked", help="the policy to watch (default: chunked)")
     pace = parser.add_mutually_exclusive_group()
     pace.add_argument("--step", action="store_true", help="wait for a key after every step: space or enter; q quits")
     pace.add_argument("--fast", action="store_true", help="do not pause between steps")
-    parser.add_argument("--save", metavar="FILE", help="write the watched run there, as JSON Lines")
+    parser.add_argument("--save", metavar="FILE", help="write the watched run to this file, as JSON Lines")
     cli.add_model_options(parser)
     options = parser.parse_args()
 
     if options.step:
-        Keyboard()  # refuses at once, not after loading a model
+        Keyboard()  # raises its error now, not after the model has been loaded
     llm = cli.load_model(options)
     engine = make_engine(llm, options.policy)
     trace = Trace(engine.facts)
     if options.save:
-        trace.write(options.save)  # fails at once, not at the end
+        trace.write(options.save)  # raises its error now, not at the end of the run
     try:
         finished = watch(llm, engine, trace, options.step, options.fast)
     finally:
@@ -206,13 +208,13 @@ def main() -> None:
         compare(llm, trace, Console(highlight=False))
 
 
-def leave(signal_number: int, _: object) -> None:
-    """Told to end by whoever may, end as from Ctrl-C: through every `finally`, so that the terminal is itself again."""
+def exit_on_signal(signal_number: int, _: object) -> None:
+    """Exit through every `finally`, as Ctrl-C does, so that the terminal is restored."""
     sys.exit(128 + signal_number)
 
 
 if __name__ == "__main__":
     for name in ("SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):  # the second is unknown to some systems
-            signal.signal(getattr(signal, name), leave)
+        if hasattr(signal, name):  # Windows has no SIGHUP
+            signal.signal(getattr(signal, name), exit_on_signal)
     sys.exit(cli.run_safely(main))

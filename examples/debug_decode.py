@@ -38,7 +38,7 @@ from minillm.model.batch import Batch
 from minillm.model.kv_cache import KVCache
 from minillm.tokenizer import Tokenizer
 from minillm.trace import StepRecord
-from minillm.view.shown import shown
+from minillm.view.printable import printable
 
 # A step has a budget of 16 tokens. The first prompt fits into one step. The second prompt arrives a step later and is
 # longer than the budget that the first request's decode leaves, so it is computed in chunks.
@@ -157,7 +157,7 @@ def batch_rows(tokenizer: Tokenizer, batch: Batch) -> list[str]:
         tables = (" ".join(str(block) for block in group[sequence] if block >= 0) for group in batch.block_tables)
         lines.append(f"sequence {sequence}, blocks {' and '.join(tables)}")
         for t in range(start, stop):
-            text = shown(tokenizer.token_text(int(batch.token_ids[t])))
+            text = printable(tokenizer.token_text(int(batch.token_ids[t])))
             slots = " ".join(f"{slot:5}" for slot in batch.slots[:, t])
             lines.append(f"{batch.token_ids[t]:7} {batch.positions[t]:9} {slots}  {text!r}")
     return lines
@@ -178,7 +178,8 @@ def best_token_rows(tokenizer: Tokenizer, plan: StepPlan, logits: np.ndarray) ->
     lines = []
     for chunk, row in zip(plan.chunks, logits, strict=True):
         best = ", ".join(
-            f"{shown(tokenizer.token_text(int(token_id)))!r} {row[token_id]:.2f}" for token_id in row.argsort()[:-4:-1]
+            f"{printable(tokenizer.token_text(int(token_id)))!r} {row[token_id]:.2f}"
+            for token_id in row.argsort()[:-4:-1]
         )
         outcome = "one token is sampled" if chunk.num_samples else "nothing is sampled: more of the prompt follows"
         lines.append(f"{chunk.name}: {best}, ... ({outcome})")
@@ -218,7 +219,7 @@ def main() -> None:
     chunks = [chunk for record in parts.records for chunk in record.chunks]
     for request_id, prompt in PROMPTS.items():
         answer = "".join(token.text for chunk in chunks if chunk.request_id == request_id for token in chunk.sampled)
-        print(f"{request_id}: {shown(prompt + answer)}")
+        print(f"{request_id}: {printable(prompt + answer)}")
 
 
 if __name__ == "__main__":

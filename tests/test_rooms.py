@@ -26,7 +26,16 @@ INTEGER_HALF = {
     "engine.step_plan",
     "engine.waiting_queue",
 }
-TRACE = {"trace", "trace.events", "trace.file", "trace.metrics", "trace.records", "trace.roofline"}
+TRACE = {
+    "trace",
+    "trace.events",
+    "trace.file",
+    "trace.json_reader",
+    "trace.metrics",
+    "trace.records",
+    "trace.roofline",
+    "trace.validation",
+}
 # What each room may import, beside UTILITIES and itself. A package's name here stands for its `__init__`.
 MAY_IMPORT = {
     "errors": set(),
@@ -63,7 +72,9 @@ MAY_IMPORT = {
     "trace.events": set(),
     "trace.roofline": {"model.config"},
     "trace.records": {"trace.events", "trace.roofline"},
-    "trace.file": {"trace.events", "trace.records"},
+    "trace.json_reader": set(),
+    "trace.validation": {"trace.events", "trace.records"},
+    "trace.file": {"trace.json_reader", "trace.records", "trace.validation"},
     "trace.metrics": {"trace.events", "trace.file", "trace.records"},
     "trace": TRACE - {"trace"},
     # The integer half of the engine: no arrays, no model, no clock.

@@ -12,12 +12,14 @@ from minillm.trace.events import (
     SampledToken,
     ScheduledChunk,
 )
-from minillm.trace.file import Trace, from_json, to_json
+from minillm.trace.file import Trace
+from minillm.trace.json_reader import from_json, to_json
 from minillm.trace.metrics import RequestMetrics, RunMetrics, percentile, request_metrics, run_metrics
-from minillm.trace.records import STAGES, PoolState, RunFacts, RunningSequence, StepRecord
+from minillm.trace.records import FREED, STAGES, PoolState, RunFacts, RunningSequence, StepRecord
 
 __all__ = [
     "DECODE",
+    "FREED",
     "PREFILL",
     "STAGES",
     "Admission",

@@ -22,6 +22,7 @@ from minillm.trace.events import (
 from minillm.trace.roofline import ModelCosts
 
 STAGES = ("schedule", "batch", "forward", "sample", "commit")
+FREED = -1  # in a block table, in place of a freed block; the same number as in minillm.engine.block_table
 
 
 @dataclass
@@ -69,7 +70,7 @@ class RunningSequence:
     num_tokens : tokens known before the step, prompt and answer.
     num_computed : tokens computed before the step.
     block_tables : its blocks in each KV-cache group, in the order of positions, including the blocks of this step's
-        tokens; -1 where a block has been freed because no later query can read it.
+        tokens; FREED where a block has been freed because no later query can read it.
     """
 
     request_id: str

@@ -1,6 +1,6 @@
-"""What people look at: a run in a terminal, as plain lines, as a page or for a viewer of traces; a head's attention.
+"""Views of a run: in a terminal, as plain lines, as an HTML page, and for trace viewers; and heat maps of attention.
 
-It reads records and plain numbers, and touches nothing.
+Views read step records and plain numbers. They never change the engine.
 """
 
 from minillm.view.browser import write_page
@@ -10,16 +10,16 @@ from minillm.view.heatpage import heat_page
 from minillm.view.keyboard import Keyboard
 from minillm.view.perfetto import perfetto_events, write_perfetto
 from minillm.view.plain import plain_line
-from minillm.view.timeline import Cell, Row, State, Timeline
+from minillm.view.timeline import Cell, State, Timeline, Track
 
 __all__ = [
     "Cell",
     "ConsoleView",
     "HeatMap",
     "Keyboard",
-    "Row",
     "State",
     "Timeline",
+    "Track",
     "heat_page",
     "perfetto_events",
     "plain_line",

@@ -1,4 +1,4 @@
-"""`minillm trace`: a recorded run as a page, or two side by side."""
+"""`minillm trace`: show one recorded run, or two side by side, as an HTML page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from minillm.trace import Trace
 from minillm.trace.roofline import Roofline
-from minillm.view.browser import MOST_TRACES, write_page
+from minillm.view.browser import MAX_TRACES, write_page
 
 
 def run(
@@ -22,61 +22,61 @@ def run(
     roofline: Roofline | None = None,
     open_page: bool = False,
 ) -> None:
-    """Write the page, and print where it is.
+    """Write the page and print its path.
 
     Parameters
     ----------
-    runs : files that `Trace.write` wrote, one or two.
-    output : the page's file; None for one beside the first run.
-    perfetto : a file for ui.perfetto.dev, too; of one run only.
-    roofline : what the machine can do; None for the best that the run itself reached.
-    open_page : whether to show it in the browser.
+    runs : one or two files written by `Trace.write`.
+    output : the page's file; None for a file beside the first run.
+    perfetto : a file for ui.perfetto.dev, in addition to the page; for a single run only.
+    roofline : of the machine; None for the best rates that the run itself reached.
+    open_page : whether to open the page in the browser.
 
     Raises
     ------
     TraceError
         A file holds no run.
     ValueError
-        More runs than a page or Perfetto shows, or a file would be written over another.
+        There are more runs than a page or Perfetto can show, or an output would overwrite a run or another output.
     """
-    if len(runs) > MOST_TRACES:
-        raise ValueError(f"{len(runs)} runs; a page shows one, or two side by side")
+    if len(runs) > MAX_TRACES:
+        raise ValueError(f"expected one run, or two to show side by side, got {len(runs)}")
     if perfetto and len(runs) > 1:
-        raise ValueError(f"--perfetto writes one run, and {len(runs)} are given")
+        raise ValueError(f"--perfetto writes a single run, got {len(runs)}")
     page = Path(output or os.path.splitext(runs[0])[0] + ".html")
-    written = [page, *([Path(perfetto)] if perfetto else [])]
-    _check_writes_over_none(written, runs)
+    outputs = [page, *([Path(perfetto)] if perfetto else [])]
+    _check_overwrites_nothing(outputs, runs)
     names = [Path(path).stem for path in runs]
     if len(set(names)) < len(names):  # a/run.jsonl and b/run.jsonl
-        names = runs
-    with _no_garbage():
+        names = list(runs)
+    with _without_garbage_collection():
         traces = [Trace.read(path) for path in runs]
         write_page(traces, page, names=names, roofline=roofline)
     if perfetto:
         from minillm.view.perfetto import write_perfetto
 
         write_perfetto(traces[0], perfetto)
-    print(*written, sep="\n")
+    print(*outputs, sep="\n")
     if open_page:
         webbrowser.open(page.resolve().as_uri())
 
 
 @contextmanager
-def _no_garbage() -> Iterator[None]:
-    """Where records come by the million and none goes, looking for garbage among them takes a third of the time."""
-    was_on = gc.isenabled()
+def _without_garbage_collection() -> Iterator[None]:
+    """Disable the cyclic garbage collector, which otherwise takes a third of the time to read millions of records."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was_on:
+        if was_enabled:
             gc.enable()
 
 
-def _check_writes_over_none(written: Sequence[Path], runs: Sequence[str]) -> None:
-    for output in written:
+def _check_overwrites_nothing(outputs: Sequence[Path], runs: Sequence[str]) -> None:
+    for output in outputs:
         for run in runs:
             if output.exists() and Path(run).exists() and output.samefile(run):
-                raise ValueError(f"{output} is the run itself, which would be lost; name another file with -o")
-    if len({output.resolve() for output in written}) < len(written):
-        raise ValueError(f"{output} was named for the page and for Perfetto; name two files")
+                raise ValueError(f"the page or the events would overwrite the run {output}; name another file")
+    if len({output.resolve() for output in outputs}) < len(outputs):
+        raise ValueError(f"the page and the Perfetto events would both be written to {outputs[0]}; name two files")

@@ -1,4 +1,4 @@
-"""ConsoleView: a run in a terminal, redrawn with every step; or plain lines where no terminal is."""
+"""ConsoleView: a run in a terminal, redrawn after every step. Without a terminal it prints one plain line per step."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from rich.text import Text
 
 from minillm.trace import RunFacts, StepRecord
 from minillm.view.frame import frame
-from minillm.view.look import ASCII, UNICODE
+from minillm.view.glyphs import ASCII, UNICODE
 from minillm.view.plain import plain_header, plain_line
 from minillm.view.timeline import Timeline
 
 
 class ConsoleView:
-    """Shows a run while it goes on. A context manager: at its end the last picture stays, and the terminal is itself.
+    """Show a run while it takes place. A context manager: on exit it restores the terminal and prints the last frame.
 
     Use: `with ConsoleView(engine.facts) as view: engine.listeners.append(view.push)`, and step the engine.
 
     Parameters
     ----------
     facts : RunFacts of the run.
-    console : where to; None for standard output.
-    hint : what keys do, shown in the last line.
+    console : the output; None for standard output.
+    hint : description of the keys, for the last line.
 
     Attributes
     ----------
-    is_live : whether there is a terminal to draw in.
-    timeline : Timeline of what was shown.
+    is_live : whether the output is a terminal that can be redrawn.
+    timeline : Timeline of the steps so far.
     """
 
-    def __init__(self, facts: RunFacts, console: Console | None = None, hint: str = ""):
+    def __init__(self, facts: RunFacts, console: Console | None = None, hint: str = "") -> None:
         self.console = console or Console(highlight=False)
         self.timeline = Timeline(facts)
         self.hint = hint
-        # Not `console.is_terminal`: FORCE_COLOR, which sets that, wants colours, not moving pictures in a file.
+        # Not `console.is_terminal`: FORCE_COLOR also sets that, and it asks for colours, not for frames in a file.
         self.is_live = self.console.file.isatty() and not self.console.is_dumb_terminal
         self._live = Live(console=self.console, screen=True, auto_refresh=False)
         self._drawn_size: ConsoleDimensions | None = None
@@ -46,7 +46,7 @@ class ConsoleView:
             self._print(plain_header(self.timeline.facts))
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.is_live:
             self._live.stop()
             if self.timeline.record:
@@ -61,15 +61,15 @@ class ConsoleView:
             self._print(plain_line(record))
 
     def resize(self) -> None:
-        """Draw the newest step again, if the terminal has another size than before."""
+        """Redraw the newest step if the terminal's size has changed."""
         if self.is_live and self.timeline.record and self.console.size != self._drawn_size:
             self._draw()
 
     def picture(self, hint: str = "") -> Group:
-        """The newest step and those before it, for the console's size."""
+        """Return the frame of the newest step for the console's size."""
         width, height = self.console.size
-        look = ASCII if self.console.options.ascii_only else UNICODE
-        return Group(*frame(self.timeline, width, height, look, hint))
+        glyphs = ASCII if self.console.options.ascii_only else UNICODE
+        return Group(*frame(self.timeline, width, height, glyphs, hint))
 
     def _draw(self) -> None:
         self._drawn_size = self.console.size

@@ -1,4 +1,4 @@
-"""HeatMap: what one attention head looks at, a row a token, in a terminal. `heatpage.py` makes a page of the same."""
+"""HeatMap: the attention weights of one head in a terminal, one row per token. `heatpage.py` makes an HTML page."""
 
 from __future__ import annotations
 
@@ -9,116 +9,117 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
-from minillm.view.look import QUIET
-from minillm.view.shown import head, shown
+from minillm.view.glyphs import DIM
+from minillm.view.printable import head, printable
 
-BOUNDS = (0.05, 0.2, 0.4, 0.7)  # shares from which on a cell is drawn darker
-COLOUR, STRONGEST = "#56b4e9", "bold #e69f00"  # Okabe and Ito's; the second for the largest share of each row
+BOUNDS = (0.05, 0.2, 0.4, 0.7)  # weights from which a cell is drawn one shade darker
+COLOUR, STRONGEST = "#56b4e9", "bold #e69f00"  # from Okabe and Ito; the second marks the largest weight of each row
 LABEL = 10  # terminal cells for a token's text
-GAP = 2  # cells between the map and what stands right of it
+GAP = 2  # terminal cells between the map and the column to its right
 
 
 @dataclass(frozen=True)
-class Strokes:
-    """What a map is drawn with: a character for each shade, one for a space in a token, one for what was left out."""
+class Shades:
+    """The characters of a map: one per shade, one for a space within a token, and one for an omission."""
 
-    shades: str
+    levels: str
     space: str
-    more: str
+    ellipsis: str
 
 
-UNICODE, ASCII = Strokes("·░▒▓█", "␣", "…"), Strokes(".:o%#", "_", "~")
+UNICODE, ASCII = Shades("·░▒▓█", "␣", "…"), Shades(".:o%#", "_", "~")
 
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A head's weights between the tokens of a text. Printed by a rich Console, it fills the width there is.
+    """The attention weights of one head between the tokens of a text. A rich Console prints it at its full width.
 
     Attributes
     ----------
-    texts : the tokens, T of them, as they are: what a terminal would obey is replaced when shown.
-    weights : T rows; row t has a share from 0 to 1 for each position, of which those after t are not looked at.
+    texts : the texts of the T tokens. Characters that control a terminal are replaced when they are shown.
+    weights : [T, T]; row t holds a weight from 0 to 1 for each position. Positions after t are ignored.
     title : a line above the map.
 
     Raises
     ------
     ValueError
-        The rows are not T, or one has not T shares.
+        The weights are not T rows of T numbers.
     """
 
     texts: Sequence[str]
     weights: Sequence[Sequence[float]]
     title: str = ""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         sizes = {len(self.weights), *map(len, self.weights)}
         if sizes - {len(self.texts)}:
             raise ValueError(
-                f"{len(self.texts)} tokens, but weights of {len(self.weights)} rows of {max(sizes)} shares"
+                f"expected weights of shape [{len(self.texts)}, {len(self.texts)}] for {len(self.texts)} tokens, "
+                f"got {len(self.weights)} rows of {max(sizes)}"
             )
 
     def label(self, position: int, space: str = UNICODE.space) -> str:
-        """A token's text, safe to show, its spaces to be seen."""
-        return shown(self.texts[position]).replace(" ", space)
+        """Return a token's text in printable characters, with visible spaces."""
+        return printable(self.texts[position]).replace(" ", space)
 
     def strongest(self, position: int) -> int:
-        """Whom a token looks at most; the first of several."""
+        """Return the position that a token attends to most; the first of several."""
         row = self.weights[position]
         return max(range(position + 1), key=lambda other: (row[other], -other))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        strokes = ASCII if options.ascii_only else UNICODE
+        shades = ASCII if options.ascii_only else UNICODE
         digits = len(str(len(self.texts) - 1))
-        aside = 2 * (digits + 1 + LABEL) + 1 + GAP + len(" 0.00")
-        room = max(8, options.max_width - aside)
+        margins = 2 * (digits + 1 + LABEL) + 1 + GAP + len(" 0.00")
+        room = max(8, options.max_width - margins)
         width = 2 if 2 * len(self.texts) <= room else 1
-        lines = [Text(shown(self.title)), *(Text(line, style=QUIET) for line in legend(strokes))]
+        lines = [Text(printable(self.title)), *(Text(line, style=DIM) for line in legend(shades))]
         for first in range(0, len(self.texts), room // width):
             columns = range(first, min(first + room // width, len(self.texts)))
-            lines += [Text(), *self._heads(columns, digits, width)]
-            lines += [self._row(t, columns, digits, width, strokes) for t in range(first, len(self.texts))]
+            lines += [Text(), *self._column_numbers(columns, digits, width)]
+            lines += [self._row(t, columns, digits, width, shades) for t in range(first, len(self.texts))]
         for line in lines:
             line.no_wrap, line.overflow = True, "ellipsis"
             yield line
 
-    def _heads(self, columns: range, digits: int, width: int) -> Iterator[Text]:
-        """The columns' numbers, a line a digit; tens and hundreds where they change."""
-        for place in range(digits - 1, -1, -1):
-            size = 10**place
-            cells = (str(n // size % 10) if n % size == 0 and n >= size else " " for n in columns)
-            if place == 0:
-                cells = (str(n % 10) for n in columns)
+    def _column_numbers(self, columns: range, digits: int, width: int) -> Iterator[Text]:
+        """Write the numbers of the columns, one line per digit. Tens and hundreds appear only where they change."""
+        for digit in range(digits - 1, -1, -1):
+            size = 10**digit
+            cells = [str(n // size % 10) if n % size == 0 and n >= size else " " for n in columns]
+            if digit == 0:
+                cells = [str(n % 10) for n in columns]
             line = "".join(f"{cell:<{width}}" for cell in cells)
-            aside = " looks most at" if place == 0 else ""
-            yield Text(f"{'':{digits + 1 + LABEL + 1}}{line}{'':{GAP - 1}}{aside}", style=QUIET)
+            heading = " attends most to" if digit == 0 else ""
+            yield Text(f"{'':{digits + 1 + LABEL + 1}}{line}{'':{GAP - 1}}{heading}", style=DIM)
 
-    def _row(self, position: int, columns: range, digits: int, width: int, strokes: Strokes) -> Text:
-        """A token, how much it looks at each of the columns, and whom it looks at most."""
+    def _row(self, position: int, columns: range, digits: int, width: int, shades: Shades) -> Text:
+        """Draw a token, its weights for the columns, and the token that it attends to most."""
         strongest, row = self.strongest(position), self.weights[position]
-        texts = [fitted(self.label(n, strokes.space), strokes.more) for n in (position, strongest)]
+        texts = [padded(self.label(n, shades.space), shades.ellipsis) for n in (position, strongest)]
         line = Text(f"{position:>{digits}} {texts[0]} ")
         for n in columns:
             if n > position:
                 line.append(" " * width)
             else:
-                line.append(shade(row[n], strokes.shades) * width, STRONGEST if n == strongest else COLOUR)
+                line.append(shade(row[n], shades.levels) * width, STRONGEST if n == strongest else COLOUR)
         line.append(f"{'':{GAP}}{strongest:>{digits}} {texts[1]} {row[strongest]:.2f}")
         return line
 
 
-def shade(share: float, shades: str) -> str:
-    """The character for a share: one darker from each of BOUNDS on."""
-    return shades[sum(share >= bound for bound in BOUNDS)]
+def shade(weight: float, levels: str) -> str:
+    """Return the character for a weight: one level darker from each of BOUNDS."""
+    return levels[sum(weight >= bound for bound in BOUNDS)]
 
 
-def legend(strokes: Strokes) -> Iterator[str]:
-    """What is what, for those who read."""
-    bounds = "  ".join(f"{character} {bound:.0%}" for character, bound in zip(strokes.shades[1:], BOUNDS, strict=True))
-    yield "A row is a token, a column whom it looks at: itself or an earlier one."
-    yield f"Share of its look: {strokes.shades[0]} less  {bounds} or more"
+def legend(shades: Shades) -> Iterator[str]:
+    """Return the two lines that explain the map."""
+    bounds = "  ".join(f"{character} {bound:.0%}" for character, bound in zip(shades.levels[1:], BOUNDS, strict=True))
+    yield "Each row is a token. Its columns are the tokens up to and including itself."
+    yield f"Attention weight: {shades.levels[0]} less  {bounds} or more"
 
 
-def fitted(text: str, more: str) -> str:
-    """`text` in exactly LABEL terminal cells, of a longer one its beginning and `more`."""
-    cut = text if cell_len(text) <= LABEL else head(text, LABEL - 1) + more
+def padded(text: str, ellipsis: str) -> str:
+    """Return `text` in exactly LABEL terminal cells, cut and marked with `ellipsis` if it is longer."""
+    cut = text if cell_len(text) <= LABEL else head(text, LABEL - 1) + ellipsis
     return cut + " " * (LABEL - cell_len(cut))

@@ -1,7 +1,7 @@
-"""A HeatMap as one self-contained HTML page: a table, which a screen reader can read and a keyboard scroll.
+"""A HeatMap as one self-contained HTML page. It is a table, so that screen readers and keyboards can use it.
 
-Nothing on it is fetched and nothing runs: no script, and a policy that would allow none. Every text is escaped, and
-kept apart from its neighbours' reading direction.
+The page fetches nothing and runs no script; its content security policy forbids both. Every text is escaped, and
+isolated so that its writing direction does not affect its neighbours.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from html import escape
 
 from minillm.view.heatmap import HeatMap
-from minillm.view.shown import shown
+from minillm.view.printable import printable
 
-NAMED = 0.095  # shares that round to 0.1 or more are written into their cells
-STRONG = 0.55  # from this share on a cell has so strong a colour that its number has to change its own
+MIN_NUMBERED = 0.095  # weights that round to 10% or more are written into their cells
+MIN_STRONG = 0.55  # from this weight on, the cell's colour is so dark that its number needs a light one
 
 STYLE = """
 :root { color-scheme: light dark; --paper: #ffffff; --text: #1a1a1a; --quiet: #595959; --line: #d0d0d0;
@@ -36,18 +36,18 @@ tbody th { position: sticky; left: 0; text-align: right; padding: 0 .5rem; max-w
 thead th:first-child { left: 0; z-index: 2; padding: 4px .5rem; color: var(--quiet); white-space: normal; }
 small { color: var(--quiet); font-size: inherit; }
 td { min-width: 1.7rem; height: 1.7rem; padding: 0; text-align: center; }
-td.at { background: color-mix(in oklab, var(--hot) var(--share), var(--paper));
+td.weight { background: color-mix(in oklab, var(--hot) var(--weight), var(--paper));
   box-shadow: inset 0 0 0 1px var(--line); }
 td.strong { color: var(--on-hot); }
 td.most { outline: 2px solid var(--mark); outline-offset: -2px; }
 tbody tr:hover th { color: var(--mark); }
-td.said { padding: 0 .5rem; text-align: left; white-space: pre; color: var(--quiet); }
+td.summary { padding: 0 .5rem; text-align: left; white-space: pre; color: var(--quiet); }
 """.strip()
 
 
 def heat_page(heat: HeatMap, note: str = "") -> str:
-    """The page. `note` is a paragraph under the title, such as how the head was chosen."""
-    title = escape(shown(heat.title), quote=True)
+    """Return the page. `note` is a paragraph under the title, such as the reason for the choice of the head."""
+    title = escape(printable(heat.title), quote=True)
     return "\n".join(
         [
             "<!doctype html>",
@@ -61,11 +61,11 @@ def heat_page(heat: HeatMap, note: str = "") -> str:
             "</head>",
             "<body>",
             f"<h1>{title}</h1>",
-            f"<p>{escape(note)} A row is a token, a column one that it may look at: itself or an earlier one. A cell "
-            "is the share of its look, in percent where that is 10 or more; the largest of each row is framed.</p>",
+            f"<p>{escape(note)} Each row is a token. Its columns are the tokens up to and including itself. A cell is "
+            "an attention weight, in percent if it is 10 or more. The largest weight of each row is framed.</p>",
             f'<div class="map" tabindex="0" role="region" aria-label="{title}">',
             "<table>",
-            "<thead><tr><th>token \\ looks at</th>",
+            "<thead><tr><th>token \\ attends to</th>",
             *(f'<th scope="col"><span>{_token(heat, n)}</span></th>' for n in range(len(heat.texts))),
             '<th scope="col">most</th></tr></thead>',
             "<tbody>",
@@ -81,22 +81,22 @@ def heat_page(heat: HeatMap, note: str = "") -> str:
 
 
 def _row(heat: HeatMap, position: int) -> str:
-    """A token, the cells of those it may look at, and whom it looks at most."""
+    """Return a table row: the token, its weights, and the token that it attends to most."""
     strongest, later = heat.strongest(position), len(heat.texts) - position - 1
     cells = "".join(_cells(heat, position, strongest))
     unseen = f'<td colspan="{later}" aria-hidden="true"></td>' if later else ""
-    most = f'<td class="said">{_token(heat, strongest)} {heat.weights[position][strongest]:.0%}</td>'
-    return f'<tr><th scope="row">{_token(heat, position)}</th>{cells}{unseen}{most}</tr>'
+    summary = f'<td class="summary">{_token(heat, strongest)} {heat.weights[position][strongest]:.0%}</td>'
+    return f'<tr><th scope="row">{_token(heat, position)}</th>{cells}{unseen}{summary}</tr>'
 
 
 def _cells(heat: HeatMap, position: int, strongest: int) -> Iterator[str]:
     for n in range(position + 1):
-        share = float(heat.weights[position][n])
-        kinds = ["at", *["strong"] * (share >= STRONG), *["most"] * (n == strongest)]
-        number = f"{100 * share:.0f}" if share >= NAMED else ""
-        yield f'<td class="{" ".join(kinds)}" style="--share:{share:.1%}">{number}</td>'
+        weight = float(heat.weights[position][n])
+        classes = ["weight", *["strong"] * (weight >= MIN_STRONG), *["most"] * (n == strongest)]
+        number = f"{100 * weight:.0f}" if weight >= MIN_NUMBERED else ""
+        yield f'<td class="{" ".join(classes)}" style="--weight:{weight:.1%}">{number}</td>'
 
 
 def _token(heat: HeatMap, position: int) -> str:
-    """A token's text, escaped and apart, with its number, for texts come more than once."""
+    """Return a token's text, escaped and isolated, with its position, because texts can repeat."""
     return f"<bdi>{escape(heat.label(position))}</bdi> <small>{position}</small>"

@@ -1,23 +1,26 @@
-"""Keyboard: single keys from a terminal, which is left as it was found."""
+"""Keyboard: read single keys from a terminal, and restore the terminal afterwards."""
 
 from __future__ import annotations
 
 import os
 import select
 import sys
+from types import ModuleType
 from typing import TextIO
 
+termios: ModuleType | None
+tty: ModuleType | None
 try:
     import termios
     import tty
-except ImportError:  # a system whose terminals work otherwise
+except ImportError:  # not a POSIX system
     termios = tty = None
 
 
 class Keyboard:
-    """Reads keys as they are pressed, unseen. A context manager: at its end the terminal is what it was before.
+    """Read keys as they are pressed, without echo. A context manager: on exit it restores the terminal's settings.
 
-    Ctrl-C stays what it is, an interrupt.
+    Ctrl-C still interrupts the program.
 
     Parameters
     ----------
@@ -26,31 +29,36 @@ class Keyboard:
     Raises
     ------
     ValueError
-        It is no terminal, or of a kind whose keys cannot be read one by one.
+        The file is not a POSIX terminal.
     """
 
-    def __init__(self, file: TextIO | None = None):
+    def __init__(self, file: TextIO | None = None) -> None:
         file = sys.stdin if file is None else file
-        if termios is None or file is None or not file.isatty():
-            raise ValueError("keys are read one by one from a POSIX terminal, which standard input is not here")
+        if termios is None or tty is None or file is None or not file.isatty():
+            raise ValueError("single keys can be read only from a POSIX terminal, and standard input is not one")
+        self._termios, self._tty = termios, tty
         self._descriptor = file.fileno()
 
     def __enter__(self) -> Keyboard:
-        self._before = termios.tcgetattr(self._descriptor)
-        tty.setcbreak(self._descriptor)
+        self._settings = self._termios.tcgetattr(self._descriptor)
+        self._tty.setcbreak(self._descriptor)
         return self
 
-    def __exit__(self, *_) -> None:
-        # TCSAFLUSH: keys that nobody has read are not left for the shell.
-        termios.tcsetattr(self._descriptor, termios.TCSAFLUSH, self._before)
+    def __exit__(self, *_: object) -> None:
+        # TCSAFLUSH discards keys that were pressed but not read, so that the shell does not receive them.
+        self._termios.tcsetattr(self._descriptor, self._termios.TCSAFLUSH, self._settings)
 
     def read(self, timeout: float | None = None) -> str | None:
-        """The next key, as one character; None if none came within `timeout` seconds; "" if the terminal is gone."""
-        tty.setcbreak(self._descriptor, termios.TCSANOW)  # again, for a job that was stopped in between and goes on
+        """Return the next key as one character.
+
+        Returns None if no key was pressed within `timeout` seconds, and "" if the terminal has been closed.
+        """
+        # Set the mode before each read: a shell may have changed it while the program was stopped with Ctrl-Z.
+        self._tty.setcbreak(self._descriptor, self._termios.TCSANOW)
         ready, _, _ = select.select([self._descriptor], [], [], timeout)
         if not ready:
             return None
         try:
             return os.read(self._descriptor, 1).decode("latin-1")
-        except OSError:  # it was closed from the other side
+        except OSError:  # the other end closed it
             return ""

@@ -1,4 +1,4 @@
-"""A step as one plain line: for pipes, logs and grep, where no terminal is."""
+"""One step as one plain line, for pipes, logs and grep."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 def plain_header(facts: RunFacts) -> str:
-    """The run, as one line of `key=value` fields."""
+    """Return the facts of a run as one line of `key=value` fields."""
     values = {
         "model": quoted(facts.model),
         "policy": quoted(facts.policy),
@@ -26,10 +26,10 @@ def plain_header(facts: RunFacts) -> str:
 
 
 def plain_line(record: StepRecord) -> str:
-    """The step, as one line of `key=value` fields: always the same keys in the same order, "-" for an empty list.
+    """Return a step as one line of `key=value` fields. The keys and their order never change; "-" is an empty list.
 
-    Lists are separated by commas. Names that hold anything but letters, digits, dots, dashes and underscores, and all
-    text, are quoted as Python quotes strings, so that no character can break the line or drive a terminal.
+    Commas separate the items of a list. Text is quoted like a Python string, and so is every name with characters other
+    than letters, digits, dots, dashes and underscores. No character can therefore break the line or control a terminal.
 
         step=3 tokens=9 running=2 waiting=1 held=7 cached=0 free=1 prefill=b[0:8] decode=a ... text=a:' the'
     """
@@ -42,15 +42,13 @@ def plain_line(record: StepRecord) -> str:
         "held": pool.num_held,
         "cached": pool.num_cached,
         "free": pool.num_free,
-        "prefill": _list(
-            f"{_name(c)}[{c.start}:{c.start + c.num_tokens}]" for c in record.chunks if c.phase == PREFILL
-        ),
-        "decode": _list(_name(c) for c in record.chunks if c.phase == DECODE),
+        "prefill": _list(f"{quoted(c.name)}[{c.start}:{c.stop}]" for c in record.chunks if c.phase == PREFILL),
+        "decode": _list(quoted(c.name) for c in record.chunks if c.phase == DECODE),
         "arrived": _list(f"{quoted(a.request_id)}[{a.num_prompt_tokens}+{a.max_tokens}]" for a in record.arrived),
-        "admitted": _list(_name(a) for a in record.admitted),
-        "found": _list(f"{_name(a)}:{a.num_cached_tokens}" for a in record.admitted if a.num_cached_tokens),
-        "preempted": _list(f"{_name(p)}:{p.num_computed}" for p in record.preempted),
-        "finished": _list(f"{_name(f)}:{quoted(f.reason)}" for f in record.finished),
+        "admitted": _list(quoted(a.name) for a in record.admitted),
+        "hits": _list(f"{quoted(a.name)}:{a.num_cached_tokens}" for a in record.admitted if a.num_cached_tokens),
+        "preempted": _list(f"{quoted(p.name)}:{p.num_computed}" for p in record.preempted),
+        "finished": _list(f"{quoted(f.name)}:{quoted(f.reason)}" for f in record.finished),
         "queue": _list(quoted(name) for name in record.waiting),
         "evicted": _list(str(block) for block in pool.evicted),
         "copied": _list(f"{copy.source}>{copy.target}" for copy in pool.copies),
@@ -65,12 +63,8 @@ def plain_line(record: StepRecord) -> str:
 
 
 def quoted(name: str) -> str:
-    """`name` if it is a plain one, else as Python quotes it."""
+    """Return `name` if it is a plain name, else its Python string literal."""
     return name if PLAIN_NAME.fullmatch(name) else repr(name)
-
-
-def _name(part: object) -> str:
-    return quoted(sequence_name(part.request_id, part.completion))
 
 
 def _list(items: Iterable[str]) -> str:

@@ -1,8 +1,8 @@
-"""Pictures of what was measured or worked out: each function draws into an Axes what it is given, and measures nothing.
+"""Figures of measurements and estimates. Each function draws the given numbers into an Axes and measures nothing.
 
-Made with Matplotlib (the extra `plot`), which nothing here imports before it draws. Colours are those of Okabe and Ito
-(2008, "Color Universal Design"), told apart by colour-blind people; whatever differs in colour differs in its marker or
-its line as well, and so does on paper.
+They use Matplotlib (the extra `plot`), which is imported only when a function draws. The colours are those of Okabe and
+Ito (2008, "Color Universal Design"), which remain distinguishable with colour blindness. Series also differ in their
+markers or line styles, so that they can be told apart in black and white.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import cycle
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from minillm.trace import RunMetrics
 from minillm.trace.roofline import Roofline
@@ -19,57 +19,60 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
+Point = tuple[float, float]
+
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "D", "^", "v", "P")
 LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))
 GREY = "#555555"
-SMALL = 8  # points, of what stands beside a mark
-LINE_HEIGHT = 0.055  # of the Axes: how far apart labels beside it must be, at least
+SMALL = 8  # font size of labels, in points
+LINE_HEIGHT = 0.055  # smallest distance between labels beside the Axes, as a share of its height
 
 LATENCIES = {"tpot": "time per output token", "ttft": "time to first token"}
 
 
 def latency_against_throughput(axes: Axes, runs: Mapping[str, Mapping[int, RunMetrics]], latency: str = "tpot") -> None:
-    """What more tokens a second cost each user: a line a policy, a point a load.
+    """Draw the latency of a user against the total throughput: one line per policy, one point per load.
 
     Parameters
     ----------
     axes : where to draw.
-    runs : by policy, and by its load: how many clients were served at once.
-    latency : "tpot" or "ttft". The median is drawn with filled marks, the 95th percentile with hollow ones.
+    runs : metrics by policy and by load, which is the number of clients served at once.
+    latency : "tpot" or "ttft". Filled markers show the median, hollow ones the 95th percentile.
     """
-    marks, labels = [], []
+    marks: list[Point] = []
+    labels: list[tuple[str, Point, str]] = []
     for (policy, by_load), (colour, marker, _) in zip(runs.items(), _styles(), strict=False):
-        median, slow = (_latencies(by_load, f"{which}_{latency}") for which in ("median", "p95"))
-        style = {"marker": marker, "color": colour, "linewidth": 1.5}
+        median, p95 = (_latencies(by_load, f"{quantile}_{latency}") for quantile in ("median", "p95"))
+        style: dict[str, Any] = {"marker": marker, "color": colour, "linewidth": 1.5}
         axes.plot(*_columns(median.values()), "-", **style)
-        axes.plot(*_columns(slow.values()), "--", markerfacecolor="white", **style)
-        marks += [*median.values(), *slow.values()]
+        axes.plot(*_columns(p95.values()), "--", markerfacecolor="white", **style)
+        marks += [*median.values(), *p95.values()]
         for load, point in median.items():
             labels.append((f"{load}, {policy}" if load == max(median) else str(load), point, colour))
     keys = [
         axes.plot([], [], line, marker="o", color=GREY, markerfacecolor=fill, label=label)[0]
         for label, line, fill in (("median", "-", GREY), ("95th percentile", "--", "white"))
     ]
-    axes.set(xlabel="tokens a second, all clients together", ylabel=f"{LATENCIES[latency]}, ms")
+    axes.set(xlabel="tokens per second, all clients", ylabel=f"{LATENCIES[latency]}, ms")
     axes.set_yscale("log")
     axes.set_xlim(left=0)
-    _plain_numbers(axes.yaxis)
+    _use_plain_numbers(axes.yaxis)
     axes.legend(handles=keys, frameon=False, fontsize=SMALL, title="numbers: clients at once", title_fontsize=SMALL)
-    _name_points(axes, labels, marks)
+    _label_points(axes, labels, marks)
     _finish(axes, f"{LATENCIES[latency].capitalize()} against throughput")
 
 
 def decode_rate(axes: Axes, rates: Mapping[str, Mapping[int, float]], limit: Mapping[int, float]) -> None:
-    """How many tokens a second decode makes for a batch: a line an engine, and what the machine allows at best.
+    """Draw the decode rate against the batch size: one line per engine, and the machine's limit.
 
     Parameters
     ----------
     axes : where to draw.
-    rates : by engine, and by the number of sequences in the batch: tokens a second of all together.
-    limit : by the number of sequences: tokens a second at best.
+    rates : total tokens per second by engine and by the number of sequences in the batch.
+    limit : the highest possible tokens per second by the number of sequences.
     """
-    ends = []
+    ends: list[tuple[float, float, str, str]] = []
     if limit:
         axes.plot(*_columns(limit.items()), color=GREY, linewidth=2)
         ends.append((max(limit), limit[max(limit)], "at best", GREY))
@@ -81,10 +84,10 @@ def decode_rate(axes: Axes, rates: Mapping[str, Mapping[int, float]], limit: Map
     axes.set_yscale("log")
     axes.set_xticks([2**n for n in range(10) if sizes[0] <= 2**n <= sizes[-1]])
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.set(xlabel="sequences in the batch", ylabel="tokens a second, all together")
+    axes.set(xlabel="sequences in the batch", ylabel="tokens per second, all sequences")
     if len(sizes) > 1:
         axes.set_xlim(sizes[0], sizes[-1])
-    _plain_numbers(axes.yaxis)
+    _use_plain_numbers(axes.yaxis)
     _label_ends(axes, ends)
     _finish(axes, "Decode rate against batch size")
 
@@ -95,113 +98,111 @@ def kv_bytes(
     levels: Mapping[str, float],
     tokens: tuple[int, int] = (100, 1_000_000),
 ) -> None:
-    """What the KV cache takes as its tokens become more.
+    """Draw the size of the KV cache against the number of tokens in it.
 
     Parameters
     ----------
     axes : where to draw.
-    bytes_per_token : by whose cache it is (a model, or what its numbers are stored as).
-    levels : bytes to compare with, by what they are: the weights, a memory. Each is a level line.
-    tokens : fewest and most that are drawn.
+    bytes_per_token : size of a token's keys and values, by model or by storage type.
+    levels : sizes in bytes to compare with, such as the weights or a memory. Each is a horizontal line.
+    tokens : the lowest and highest number of tokens.
     """
     from matplotlib.ticker import EngFormatter
 
-    ends = []
+    ends: list[tuple[float, float, str, str]] = []
     for (name, size), (colour, _, line) in zip(bytes_per_token.items(), _styles(), strict=False):
         axes.plot(tokens, [count * size for count in tokens], linestyle=line, color=colour, linewidth=2)
         ends.append((tokens[1], tokens[1] * size, name, colour))
-    axes.set(xscale="log", yscale="log", xlim=tokens, xlabel="tokens held, of all sequences together")
+    axes.set(xscale="log", yscale="log", xlim=tokens, xlabel="tokens in the cache, all sequences")
     axes.set_ylabel("KV cache")
     axes.yaxis.set_major_formatter(EngFormatter(unit="B"))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     for name, size in levels.items():
         axes.axhline(size, color=GREY, linewidth=1)
-        # Its name stands at the end where the other lines are further away.
+        # The label goes to the end of the line that is farther from the other lines.
         start, end = (
             min(abs(math.log(size / (count * each))) for each in bytes_per_token.values()) for count in tokens
         )
-        x, side, shift = (tokens[0], "left", 4) if start >= end else (tokens[1], "right", -4)
-        style = {"textcoords": "offset points", "fontsize": SMALL + 1, "color": GREY, "ha": side}
-        axes.annotate(name, (x, size), xytext=(shift, 3), **style)
+        x, alignment, shift = (tokens[0], "left", 4) if start >= end else (tokens[1], "right", -4)
+        style: dict[str, Any] = {"fontsize": SMALL + 1, "color": GREY, "ha": alignment}
+        axes.annotate(name, (x, size), xytext=(shift, 3), textcoords="offset points", **style)
     _label_ends(axes, ends)
-    _finish(axes, "What the KV cache takes")
+    _finish(axes, "Size of the KV cache")
 
 
-def roofline(axes: Axes, limit: Roofline, points: Mapping[str, Mapping[str, tuple[float, float]]]) -> None:
-    """The machine's limit, and what was measured below it. The first engine's points are named.
+def roofline(axes: Axes, limit: Roofline, points: Mapping[str, Mapping[str, Point]]) -> None:
+    """Draw the machine's roofline and the measurements below it. The points of the first engine are labelled.
 
     Parameters
     ----------
     axes : where to draw.
-    limit : what the machine can do at best.
-    points : by engine, and by what was measured: operations for every byte, and operations a second.
+    limit : the roofline of the machine.
+    points : operations per byte and operations per second, by engine and by measurement.
     """
     ridge = limit.peak / limit.bandwidth
     intensities = [intensity for by_name in points.values() for intensity, _ in by_name.values()] + [ridge]
     low, high = min(intensities) / 4, max(intensities) * 4
-    reach = sorted([ridge, *(low * (high / low) ** (n / 100) for n in range(101))])
-    roof = [(x, limit.attainable(x) / 1e9) for x in reach]
+    xs = sorted([ridge, *(low * (high / low) ** (n / 100) for n in range(101))])
+    roof = [(x, limit.attainable(x) / 1e9) for x in xs]
     axes.plot(*_columns(roof), color=GREY, linewidth=2, label="the machine's limit")
-    drawn = {
+    measured = {
         engine: {name: (intensity, rate / 1e9) for name, (intensity, rate) in by_name.items()}
         for engine, by_name in points.items()
     }
-    for (engine, by_name), (colour, marker, _) in zip(drawn.items(), _styles(), strict=False):
+    for (engine, by_name), (colour, marker, _) in zip(measured.items(), _styles(), strict=False):
         columns = _columns(by_name.values())
         axes.plot(*columns, marker, color=colour, markerfacecolor="none", markeredgewidth=1.5, label=engine)
-    axes.set(xscale="log", yscale="log", xlabel="operations for every byte read", ylabel="GFLOP/s")
-    _plain_numbers(axes.xaxis)
-    _plain_numbers(axes.yaxis)
+    axes.set(xscale="log", yscale="log", xlabel="operations per byte read", ylabel="GFLOP/s")
+    _use_plain_numbers(axes.xaxis)
+    _use_plain_numbers(axes.yaxis)
     axes.legend(frameon=False, fontsize=SMALL, loc="lower right")
-    if drawn:
-        others = [point for by_name in drawn.values() for point in by_name.values()]
-        names = [(name, point, COLOURS[0]) for name, point in next(iter(drawn.values())).items()]
-        _name_points(axes, names, [*others, *roof])
-    _finish(axes, "The roofline of this machine, and what reaches it")
+    if measured:
+        marks = [point for by_name in measured.values() for point in by_name.values()]
+        labels = [(name, point, COLOURS[0]) for name, point in next(iter(measured.values())).items()]
+        _label_points(axes, labels, [*marks, *roof])
+    _finish(axes, "Roofline of this machine, and measured rates")
 
 
-def _latencies(by_load: Mapping[int, RunMetrics], name: str) -> dict[int, tuple[float, float]]:
-    """By load: tokens a second, and the milliseconds that the run's metric of that name tells, if it does."""
-    times = {load: getattr(run, name) for load, run in by_load.items()}
+def _latencies(by_load: Mapping[int, RunMetrics], metric: str) -> dict[int, Point]:
+    """Return tokens per second and a latency in milliseconds, by load. Loads without that latency are left out."""
+    times = {load: getattr(run, metric) for load, run in by_load.items()}
     return {load: (by_load[load].throughput, 1000 * time) for load, time in times.items() if time is not None}
 
 
-def _styles() -> Iterator[tuple[str, str, object]]:
-    """Colour, marker and line for one thing after another."""
+def _styles() -> Iterator[tuple[str, str, Any]]:
+    """Return an endless sequence of colour, marker and line style."""
     return cycle(zip(COLOURS, MARKERS, LINES, strict=True))
 
 
-def _columns(points: Iterable[tuple[float, float]]) -> tuple[Sequence[float], Sequence[float]]:
+def _columns(points: Iterable[Point]) -> tuple[Sequence[float], Sequence[float]]:
     xs, ys = zip(*points, strict=True) if (points := list(points)) else ((), ())
     return xs, ys
 
 
-def _name_points(
-    axes: Axes, labels: Iterable[tuple[str, tuple[float, float], str]], marks: Iterable[tuple[float, float]]
-) -> None:
-    """Write each text beside its point, at the first place where it hides no mark and no other text."""
+def _label_points(axes: Axes, labels: Iterable[tuple[str, Point, str]], marks: Iterable[Point]) -> None:
+    """Write each text beside its point, at the first position where it covers no mark and no other text."""
     axes.autoscale_view()
-    scale = 72 / axes.figure.dpi  # to points, as near as can be known before the layout is
+    scale = 72 / axes.figure.dpi  # pixels to points, approximate until the figure has its final layout
     taken = [(x - 3, y - 3, x + 3, y + 3) for x, y in (axes.transData.transform(mark) * scale for mark in marks)]
     for name, point, colour in sorted(labels, key=lambda label: label[1]):
         x, y = axes.transData.transform(point) * scale
         width, height = 0.55 * SMALL * len(name), SMALL + 1
         right, left = 6, -6 - width
-        places = [(dx, dy) for dy in (-3, 5, -11, 13, -19, 21, -27) for dx in (right, left)]
-        boxes = {(dx, dy): (x + dx, y + dy, x + dx + width, y + dy + height) for dx, dy in places}
-        free = [place for place, box in boxes.items() if not any(_overlap(box, other) for other in taken)]
-        place = free[0] if free else places[0]
-        taken.append(boxes[place])
-        axes.annotate(name, point, xytext=place, textcoords="offset points", fontsize=SMALL, color=colour)
+        offsets = [(dx, dy) for dy in (-3, 5, -11, 13, -19, 21, -27) for dx in (right, left)]
+        boxes = {(dx, dy): (x + dx, y + dy, x + dx + width, y + dy + height) for dx, dy in offsets}
+        free = [offset for offset, box in boxes.items() if not any(_overlap(box, other) for other in taken)]
+        offset = free[0] if free else offsets[0]
+        taken.append(boxes[offset])
+        axes.annotate(name, point, xytext=offset, textcoords="offset points", fontsize=SMALL, color=colour)
 
 
 def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    """Whether two boxes (left, bottom, right, top) have a point in common."""
+    """Return whether two boxes (left, bottom, right, top) overlap."""
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 def _label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
-    """Name lines beside the Axes, each as high as its end (x, y) or a little off, so that no two labels overlap."""
+    """Label lines beside the Axes, at the heights of their ends (x, y), shifted so that no two labels overlap."""
     axes.autoscale_view()
     to_axes = axes.transData + axes.transAxes.inverted()
     heights = [(to_axes.transform((x, y))[1], text, colour) for x, y, text, colour in ends]
@@ -211,8 +212,8 @@ def _label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> No
         axes.text(1.02, lowest, text, transform=axes.transAxes, va="center", fontsize=SMALL + 1, color=colour)
 
 
-def _plain_numbers(axis: Axis) -> None:
-    """2, 5, 10 in place of powers, where a logarithmic axis is short enough to name them."""
+def _use_plain_numbers(axis: Axis) -> None:
+    """Write 2, 5, 10 instead of powers of ten where a logarithmic axis is short enough."""
     from matplotlib.ticker import LogFormatter
 
     axis.set_major_formatter(LogFormatter())

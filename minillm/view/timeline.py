@@ -1,4 +1,4 @@
-"""Timeline: what became of every sequence in every step. Kept from records alone; all views draw from it."""
+"""Timeline: the state of every sequence in every step, built from step records alone. All views draw from it."""
 
 from __future__ import annotations
 
@@ -7,214 +7,225 @@ from enum import StrEnum
 from itertools import chain
 from string import ascii_letters
 
-from minillm.trace import PREFILL, Arrival, Finish, RunFacts, StepRecord, sequence_name
-from minillm.view.shown import shown
+from minillm.trace import FREED, Arrival, Finish, RunFacts, StepRecord, sequence_name
+from minillm.view.printable import printable
 
-HISTORY = 512  # steps that are remembered; more columns no view has
-KEPT_FINISHED = 64  # rows of finished sequences that are remembered
-LETTERS = ascii_letters.swapcase()  # A to Z, then a to z, then from the beginning
+MAX_CELLS = 512  # cells kept per track: no terminal has more columns
+MAX_FINISHED = 64  # tracks of finished sequences that are kept
+LETTERS = ascii_letters.swapcase()  # A to Z, then a to z, then A again
 
 
 class State(StrEnum):
-    """What a step meant to a sequence."""
+    """The state of a sequence in one step."""
 
     WAITING = "waiting"  # in the queue
-    PREFILL = "prefill"  # tokens known before were computed, for the first time
-    RECOMPUTE = "recompute"  # so they were, after a preemption, for another time
-    DECODE = "decode"  # the token chosen last was computed, and a further one chosen
-    HELD_UP = "held up"  # it holds blocks, but the step went to others
-    PREEMPTED = "preempted"  # it lost its blocks and went back into the queue
-    FINISHED = "finished"  # its answer ended with this step
-    ENDED = "ended early"  # aborted or failed
+    PREFILL = "prefill"  # the step computed tokens of the prompt for the first time
+    RECOMPUTE = "recompute"  # the step computed tokens again that a preemption had discarded
+    DECODE = "decode"  # the step computed the last sampled token and sampled the next one
+    STALLED = "stalled"  # it holds blocks, but the step advanced only other sequences
+    PREEMPTED = "preempted"  # it lost its blocks and returned to the queue
+    FINISHED = "finished"  # its answer was completed in this step
+    ENDED_EARLY = "ended early"  # it was aborted or failed in this step
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A sequence in a step: what became of it, and how many of its tokens were computed.
+    """One sequence in one step.
 
-    Where an answer ended, `before` is what the step meant to the sequence until then; None if it only waited.
+    Attributes
+    ----------
+    state : its state.
+    num_tokens : tokens of it that the step computed.
+    state_before_end : its state in the same step before it ended; None if it did not end, or ended while waiting.
     """
 
     state: State
     num_tokens: int = 0
-    before: State | None = None
+    state_before_end: State | None = None
 
 
-HELD_UP = Cell(State.HELD_UP)  # of every running sequence in every step, until it turns out to be something else
+STALLED = Cell(State.STALLED)  # every running sequence's cell in every step, until a chunk or an event replaces it
 
 
 @dataclass
-class Row:
-    """A sequence, from its arrival on.
+class Track:
+    """One sequence from its arrival on: a row of cells, and its text.
 
     Attributes
     ----------
-    name : as the records have it; the request's id, with the completion's number if that is not the first.
-    letter : by which it is known in maps; 52 sequences later another one gets the same.
-    number : how many came before it.
-    came : the step whose record named it first.
-    since, until : the first step it was seen in, and the one it ended in.
-    prompt : its prompt, safe to show; empty if the trace does not tell.
-    answer, fresh : its answer so far, safe to show, and how many characters of it the newest step has brought.
-    num_prompt_tokens, num_answered, max_tokens : of the prompt, of the answer so far, and what it may come to.
-    num_computed : positions up to which it has ever been computed.
-    num_recomputed : tokens computed for another time.
-    reason : why it ended, or None.
+    name : the sequence's name in the records: the request's id, followed by the completion's number unless it is 0.
+    letter : one letter that stands for it in small pictures; letters repeat after 52 sequences.
+    number : how many sequences arrived before it.
+    created_step : the step whose record mentions it first.
+    first_step, end_step : the first step that has a cell for it, and the step in which it ended; None until then.
+    prompt : its prompt in printable characters; empty if the trace does not contain it.
+    answer, num_new_characters : its answer so far in printable characters, and how many of them the newest step added.
+    num_prompt_tokens, num_generated, max_tokens : tokens of the prompt, of the answer so far, and the limit.
+    num_computed : the highest number of its positions that have been computed at one time.
+    num_recomputed : tokens that were computed again.
+    finish_reason : why it ended, or None.
+    cells : cells by step. Steps in which it only waited have none.
     """
 
     name: str
     letter: str
     number: int
-    came: int
-    since: int
+    created_step: int
+    first_step: int
     prompt: str = ""
     num_prompt_tokens: int = 0
     max_tokens: int | None = None
     answer: str = ""
-    fresh: int = 0
-    num_answered: int = 0
+    num_new_characters: int = 0
+    num_generated: int = 0
     num_computed: int = 0
     num_recomputed: int = 0
-    until: int | None = None
-    reason: str | None = None
+    end_step: int | None = None
+    finish_reason: str | None = None
     cells: dict[int, Cell] = field(default_factory=dict, repr=False)
 
     def cell(self, step: int) -> Cell | None:
-        """What became of it in that step; None before it came and after it ended."""
+        """Return its cell in a step; None before its first step and after its end."""
         if step in self.cells:
             return self.cells[step]
-        there = self.since <= step and (self.until is None or step < self.until)
-        return Cell(State.WAITING) if there else None  # whoever neither runs nor has ended waits
+        is_alive = self.first_step <= step and (self.end_step is None or step < self.end_step)
+        return Cell(State.WAITING) if is_alive else None  # an unfinished sequence that is not running is waiting
 
-    def put(self, step: int, cell: Cell, history: int | None) -> None:
-        """Remember it, and forget what is longer ago than the last `history` cells; None forgets nothing."""
+    def set_cell(self, step: int, cell: Cell, max_cells: int | None) -> None:
+        """Store a cell, and drop the oldest one if there are now more than `max_cells`; None keeps all."""
         self.cells[step] = cell
-        if history is not None and len(self.cells) > history:
+        if max_cells is not None and len(self.cells) > max_cells:
             del self.cells[next(iter(self.cells))]
 
 
 class Timeline:
-    """All sequences of a run, in the order they came in.
+    """The tracks of all sequences of a run, in order of arrival.
 
     Parameters
     ----------
     facts : RunFacts of the run.
-    history : cells that a row remembers; None for all of them.
-    kept_finished : rows of finished sequences that are remembered; None for all of them.
+    max_cells : cells kept per track; None keeps all.
+    max_finished : tracks of finished sequences that are kept; None keeps all.
 
     Attributes
     ----------
-    rows : of the unfinished sequences and of those that finished last, by name.
-    finished : those that finished last, whether or not another sequence has got their name since.
+    tracks : tracks of the unfinished sequences and of the last finished ones, by name.
+    finished : tracks of the last finished sequences, even if a later sequence has the same name.
     record : the newest StepRecord, or None.
-    first : the first step that was seen.
+    first_step : the number of the first step.
     """
 
-    def __init__(self, facts: RunFacts, history: int | None = HISTORY, kept_finished: int | None = KEPT_FINISHED):
+    def __init__(
+        self, facts: RunFacts, max_cells: int | None = MAX_CELLS, max_finished: int | None = MAX_FINISHED
+    ) -> None:
         self.facts = facts
-        self.history, self.kept_finished = history, kept_finished
-        self.rows: dict[str, Row] = {}
-        self.finished: list[Row] = []
+        self.max_cells, self.max_finished = max_cells, max_finished
+        self.tracks: dict[str, Track] = {}
+        self.finished: list[Track] = []
         self.record: StepRecord | None = None
-        self.first = 0
-        self._num_rows = 0
-        self._fresh: list[Row] = []
-        self._touched: dict[int, Row] = {}  # by identity: a name may be used again within a step
+        self.first_step = 0
+        self._step = 0
+        self._num_tracks = 0
+        self._grown: list[Track] = []
+        self._updated: dict[int, Track] = {}  # by identity, because a name can be reused within a step
 
-    def push(self, record: StepRecord) -> list[Row]:
-        """Take in the next step; returns the rows it says anything of, those that ended with it among them."""
+    def push(self, record: StepRecord) -> list[Track]:
+        """Add the next step, and return the tracks that its record mentions, including those that ended in it."""
         if self.record is None:
-            self.first = record.step
-        self.record, self._touched = record, {}
-        for row in self._fresh:
-            row.fresh = 0
-        self._fresh = []
-        ended_in_it = []
+            self.first_step = record.step
+        self.record, self._step, self._updated = record, record.step, {}
+        for track in self._grown:
+            track.num_new_characters = 0
+        self._grown = []
+        ended: list[Finish] = []
         for finish in record.finished:
-            if self._has_left_its_name(finish, record):
+            if self._precedes_arrival(finish, record):
                 self._finish(finish)
             else:
-                ended_in_it.append(finish)
+                ended.append(finish)
         for arrival in record.arrived:
-            self._arrive(arrival, record.step)
+            self._arrive(arrival)
         for sequence in record.running:
-            self._put(self._row(sequence.request_id, sequence.completion), HELD_UP)
+            self._set_cell(self._track(sequence.request_id, sequence.completion), STALLED)
         for chunk in record.chunks:
-            row = self._row(chunk.request_id, chunk.completion)
-            repeated = max(0, min(row.num_computed, chunk.start + chunk.num_tokens) - chunk.start)
-            row.num_recomputed += repeated
-            row.num_computed = max(row.num_computed, chunk.start + chunk.num_tokens)
-            state = State.DECODE if chunk.phase != PREFILL else State.RECOMPUTE if repeated else State.PREFILL
-            self._put(row, Cell(state, chunk.num_tokens))
+            track = self._track(chunk.request_id, chunk.completion)
+            num_repeated = max(0, min(track.num_computed, chunk.stop) - chunk.start)
+            track.num_recomputed += num_repeated
+            track.num_computed = max(track.num_computed, chunk.stop)
+            state = State.DECODE if not chunk.is_prefill else State.RECOMPUTE if num_repeated else State.PREFILL
+            self._set_cell(track, Cell(state, chunk.num_tokens))
             for token in chunk.sampled:
-                self._grow(self._row(chunk.request_id, token.completion), token.text, row)
+                self._append_token(self._track(chunk.request_id, token.completion), token.text, track)
         for preemption in record.preempted:
-            self._put(self._row(preemption.request_id, preemption.completion), Cell(State.PREEMPTED))
-        for finish in ended_in_it:
+            self._set_cell(self._track(preemption.request_id, preemption.completion), Cell(State.PREEMPTED))
+        for finish in ended:
             self._finish(finish)
-        return list(self._touched.values())
+        return list(self._updated.values())
 
-    def everyone(self) -> list[Row]:
-        """All rows that are remembered, in the order they came in."""
-        rows = {row.number: row for row in [*self.finished, *self.rows.values()]}
-        return [rows[number] for number in sorted(rows)]
+    def all_tracks(self) -> list[Track]:
+        """Return all tracks that are kept, in order of arrival."""
+        tracks = {track.number: track for track in [*self.finished, *self.tracks.values()]}
+        return [tracks[number] for number in sorted(tracks)]
 
-    def owners(self) -> dict[int, list[Row]]:
-        """For each block that is held in the newest step: the sequences whose tables name it, first admitted first."""
-        owners: dict[int, list[Row]] = {}
+    def block_owners(self) -> dict[int, list[Track]]:
+        """Return, for each held block of the newest step, the sequences that hold it, in order of first admission."""
+        owners: dict[int, list[Track]] = {}
         for sequence in self.record.running if self.record else []:
-            row = self.rows.get(sequence_name(sequence.request_id, sequence.completion))
-            for block in chain.from_iterable(sequence.block_tables) if row else []:
-                if block >= 0:  # not freed
-                    owners.setdefault(block, []).append(row)
+            if track := self.tracks.get(sequence.name):
+                for block in chain.from_iterable(sequence.block_tables):
+                    if block != FREED:
+                        owners.setdefault(block, []).append(track)
         return owners
 
-    def _arrive(self, arrival: Arrival, step: int) -> None:
-        row = self._row(arrival.request_id, 0)
-        row.prompt, row.num_prompt_tokens = shown(arrival.prompt or ""), arrival.num_prompt_tokens
-        row.max_tokens = arrival.max_tokens
+    def _arrive(self, arrival: Arrival) -> None:
+        track = self._track(arrival.request_id, 0)
+        track.prompt, track.num_prompt_tokens = printable(arrival.prompt or ""), arrival.num_prompt_tokens
+        track.max_tokens = arrival.max_tokens
 
-    def _row(self, request_id: str, completion: int) -> Row:
-        """The unfinished row of that name, or a new one: an arrival, a completion that parts, a trace cut in front."""
+    def _track(self, request_id: str, completion: int) -> Track:
+        """Return the unfinished track of a sequence, or a new one.
+
+        A new track is needed for an arrival, for a fork, and for a sequence that is older than the trace.
+        """
         name = sequence_name(request_id, completion)
-        if name not in self.rows or self.rows[name].reason is not None:
-            self.rows.pop(name, None)  # an id may be used again; its new bearer comes last
-            letter = LETTERS[self._num_rows % len(LETTERS)]
-            self.rows[name] = Row(name, letter, self._num_rows, self.record.step, self.record.step)
-            self._num_rows += 1
-        row = self.rows[name]
-        self._touched[id(row)] = row
-        return row
+        if name not in self.tracks or self.tracks[name].finish_reason is not None:
+            self.tracks.pop(name, None)  # a request id can be reused; the new track is then the last one
+            letter = LETTERS[self._num_tracks % len(LETTERS)]
+            self.tracks[name] = Track(name, letter, self._num_tracks, self._step, self._step)
+            self._num_tracks += 1
+        track = self.tracks[name]
+        self._updated[id(track)] = track
+        return track
 
-    def _has_left_its_name(self, finish: Finish, record: StepRecord) -> bool:
-        """Whether its sequence was aborted before a request arrived that got the same id: both in one record."""
+    def _precedes_arrival(self, finish: Finish, record: StepRecord) -> bool:
+        """Return whether the sequence was aborted before a new request with the same id arrived in the same record."""
         if finish.reason != "abort" or all(arrival.request_id != finish.request_id for arrival in record.arrived):
             return False
-        row = self.rows.get(sequence_name(finish.request_id, finish.completion))
-        return row is not None and row.reason is None
+        track = self.tracks.get(finish.name)
+        return track is not None and track.finish_reason is None
 
-    def _grow(self, row: Row, text: str, parent: Row) -> None:
-        if row is not parent and not row.num_answered:  # it has parted from its request's first completion just now
-            row.prompt, row.num_prompt_tokens = parent.prompt, parent.num_prompt_tokens
-            row.max_tokens, row.num_computed = parent.max_tokens, parent.num_computed
-            row.since = self.record.step + 1
-        text = shown(text)
-        row.answer += text
-        row.fresh += len(text)
-        row.num_answered += 1
-        self._fresh.append(row)
+    def _append_token(self, track: Track, text: str, parent: Track) -> None:
+        if track is not parent and not track.num_generated:  # forked in this step from the request's first completion
+            track.prompt, track.num_prompt_tokens = parent.prompt, parent.num_prompt_tokens
+            track.max_tokens, track.num_computed = parent.max_tokens, parent.num_computed
+            track.first_step = self._step + 1
+        text = printable(text)
+        track.answer += text
+        track.num_new_characters += len(text)
+        track.num_generated += 1
+        self._grown.append(track)
 
     def _finish(self, finish: Finish) -> None:
-        row = self._row(finish.request_id, finish.completion)
-        self.finished.append(row)
-        row.until, row.reason = self.record.step, finish.reason
-        state = State.FINISHED if finish.reason in ("stop", "length") else State.ENDED
-        computed = row.cells.get(self.record.step)
-        self._put(row, Cell(state, computed.num_tokens, computed.state) if computed else Cell(state))
-        if self.kept_finished is not None and len(self.finished) > self.kept_finished:
+        track = self._track(finish.request_id, finish.completion)
+        self.finished.append(track)
+        track.end_step, track.finish_reason = self._step, finish.reason
+        state = State.FINISHED if finish.reason in ("stop", "length") else State.ENDED_EARLY
+        cell = track.cells.get(self._step)
+        self._set_cell(track, Cell(state, cell.num_tokens, cell.state) if cell else Cell(state))
+        if self.max_finished is not None and len(self.finished) > self.max_finished:
             oldest = self.finished.pop(0)
-            if self.rows.get(oldest.name) is oldest:
-                del self.rows[oldest.name]
+            if self.tracks.get(oldest.name) is oldest:
+                del self.tracks[oldest.name]
 
-    def _put(self, row: Row, cell: Cell) -> None:
-        row.put(self.record.step, cell, self.history)
+    def _set_cell(self, track: Track, cell: Cell) -> None:
+        track.set_cell(self._step, cell, self.max_cells)

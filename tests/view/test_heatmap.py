@@ -1,4 +1,4 @@
-"""A head's attention as a picture: in a terminal and as a page, every cell says its share, whatever the texts are."""
+"""Heat maps of attention: in a terminal and as a page, every cell agrees with its weight, whatever the texts are."""
 
 import io
 import re
@@ -22,7 +22,7 @@ from minillm.view.heatmap import BOUNDS, LABEL, shade
 EXAMPLE = Path(__file__).parents[2] / "examples" / "inspect_attention.py"
 HOSTILE = [
     "<script>alert(1)</script>", "</td></table>", "&lt;", '"', "'", "\x1b[31m", "\n", "\r", "\x00", "\u202e", "\u2066",
-    "\ud83d", "한국", "🍕", "\u0301", "[bold]", "[/]", "\\", "`", " ", "", "a\tb", "x" * 99, "--share:50%",
+    "\ud83d", "한국", "🍕", "\u0301", "[bold]", "[/]", "\\", "`", " ", "", "a\tb", "x" * 99, "--weight:50%",
 ]  # fmt: skip
 
 
@@ -40,15 +40,15 @@ def printed(heat, width, **options):
     return console.file.getvalue()
 
 
-def at(line, start, stop):
-    """What stands in the terminal cells from `start` to `stop`; texts before it may be of wide characters."""
+def cut(line, start, stop):
+    """The text in the terminal cells from `start` to `stop`. Wide characters take two cells."""
     cells = [character for character in line for _ in range(cell_len(character))]
     return "".join(cells[start:stop])
 
 
 @settings(max_examples=60)
 @given(heats(), st.integers(60, 200))
-def test_in_a_terminal_every_cell_has_the_shade_of_its_share(heat, width):
+def test_in_a_terminal_every_cell_has_the_shade_of_its_weight(heat, width):
     count, digits = len(heat.texts), len(str(len(heat.texts) - 1))
     left = digits + 1 + LABEL + 1
     room = max(8, width - left - len("  ") - digits - 1 - LABEL - len(" 0.00"))
@@ -56,21 +56,21 @@ def test_in_a_terminal_every_cell_has_the_shade_of_its_share(heat, width):
     panels = [range(first, min(first + room // step, count)) for first in range(0, count, room // step)]
     lines = printed(heat, width).split("\n")
     assert max(map(cell_len, lines)) <= width
-    rows = [line for line in lines if at(line, 0, digits).strip().isdigit() and at(line, digits, digits + 1) == " "]
+    rows = [line for line in lines if cut(line, 0, digits).strip().isdigit() and cut(line, digits, digits + 1) == " "]
     expected = [(t, columns) for columns in panels for t in range(columns.start, count)]
-    assert [int(at(line, 0, digits)) for line in rows] == [t for t, _ in expected]
+    assert [int(cut(line, 0, digits)) for line in rows] == [t for t, _ in expected]
     for line, (t, columns) in zip(rows, expected, strict=True):
         cells = [shade(heat.weights[t][n], "·░▒▓█") * step if n <= t else " " * step for n in columns]
         strongest = max(range(t + 1), key=lambda n: heat.weights[t][n])
-        assert at(line, left, left + step * len(columns)) == "".join(cells)
+        assert cut(line, left, left + step * len(columns)) == "".join(cells)
         end = left + step * len(columns) + 2
-        assert int(at(line, end, end + digits)) == strongest
+        assert int(cut(line, end, end + digits)) == strongest
         assert line.endswith(f" {heat.weights[t][strongest]:.2f}")
 
 
 @settings(max_examples=60)
 @given(heats(), st.integers(20, 200), st.booleans())
-def test_nothing_reaches_the_terminal_that_it_would_obey(heat, width, coloured):
+def test_no_text_can_control_the_terminal(heat, width, coloured):
     text = printed(heat, width, force_terminal=coloured, color_system="truecolor" if coloured else None)
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text) if coloured else text  # rich's own colours
     assert all(character.isprintable() or character == "\n" for character in plain)
@@ -89,7 +89,7 @@ def test_a_terminal_without_unicode_gets_ascii():
 
 
 class Page(HTMLParser):
-    """The rows of the page's table, and which elements there are."""
+    """The rows of the page's table, and the names of all elements."""
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
@@ -115,41 +115,41 @@ class Page(HTMLParser):
 
 @settings(max_examples=60)
 @given(heats())
-def test_the_page_is_one_table_that_says_every_share_and_runs_nothing(heat):
-    text, count = heat_page(heat, note='<img src="x">'), len(heat.texts)
-    page = Page(text)
+def test_the_page_is_one_table_of_weights_without_scripts(heat):
+    html, count = heat_page(heat, note='<img src="x">'), len(heat.texts)
+    page = Page(html)
     expected = {"html", "head", "meta", "title", "style", "body", "h1", "p", "div", "table", "thead", "tbody"}
     assert set(page.tags) == expected | {"tr", "th", "td", "span", "bdi", "small"}
     assert page.tags.count("table") == 1
-    assert "default-src 'none'" in text
-    assert not re.search(r"https?:|url\(|@import|<script|<img|<link", text)
+    assert "default-src 'none'" in html
+    assert not re.search(r"https?:|url\(|@import|<script|<img|<link", html)
     header, *rows = page.rows
     assert len(rows) == count
-    assert ["".join(said) for _, _, said in header[1:-1]] == [f"{heat.label(n)} {n}" for n in range(count)]
+    assert ["".join(text) for _, _, text in header[1:-1]] == [f"{heat.label(n)} {n}" for n in range(count)]
     for t, row in enumerate(rows):
         (_, scope, name), *cells = row
         assert scope == {"scope": "row"}
         assert "".join(name) == f"{heat.label(t)} {t}"
-        for n, (_, attributes, said) in enumerate(cells[: t + 1]):
-            share = heat.weights[t][n]
-            assert attributes["style"] == f"--share:{share:.1%}"
-            assert "".join(said) == (f"{100 * share:.0f}" if share >= 0.095 else "")
+        for n, (_, attributes, text) in enumerate(cells[: t + 1]):
+            weight = heat.weights[t][n]
+            assert attributes["style"] == f"--weight:{weight:.1%}"
+            assert "".join(text) == (f"{100 * weight:.0f}" if weight >= 0.095 else "")
             assert ("most" in attributes["class"].split()) == (n == heat.strongest(t))
         assert (
             "".join(cells[-1][2]) == f"{heat.label(heat.strongest(t))} {heat.strongest(t)} {max(heat.weights[t]):.0%}"
         )
         spans = [int(attributes.get("colspan", 1)) for _, attributes, _ in cells]
         assert sum(spans) == count + 1
-    text.encode("utf-8")
+    html.encode("utf-8")
 
 
-def test_shades_change_at_the_bounds_that_the_legend_names():
+def test_shades_change_at_the_bounds():
     assert [shade(bound, "01234") for bound in (0.0, *BOUNDS)] == list("01234")
     assert [shade(np.nextafter(bound, 0), "01234") for bound in BOUNDS] == list("0123")
 
 
-def test_weights_that_are_not_the_texts_are_refused():
-    with pytest.raises(ValueError, match="2 tokens, but weights of 2 rows of 3 shares"):
+def test_weights_of_another_shape_are_rejected():
+    with pytest.raises(ValueError, match=r"expected weights of shape \[2, 2\] for 2 tokens, got 2 rows of 3"):
         HeatMap(["a", "b"], [[1.0, 0, 0], [1.0, 0, 0]])
 
 
@@ -163,7 +163,7 @@ def tiny(tmp_path_factory):
 
 
 def run(monkeypatch, capsys, *options):
-    """What the example prints."""
+    """The output of the example."""
     monkeypatch.setattr(sys, "argv", ["inspect_attention.py", *map(str, options)])
     monkeypatch.setenv("COLUMNS", "80")
     runpy.run_path(str(EXAMPLE))["main"]()
@@ -174,22 +174,22 @@ def test_the_default_prompt_shows_an_induction_head(default_gguf, tmp_path, monk
     page = tmp_path / "attention.html"
     out = run(monkeypatch, capsys, "--model", default_gguf, "--html", page)
     heads = re.search(r"^Layer (\d+), head (\d+) of .*gguf$", out, flags=re.MULTILINE)
-    share = int(re.search(r"It gives (\d+)% of its look to what came next last time", out)[1])
+    share = int(re.search(r"(\d+)% of its weight is on the token after an earlier occurrence", out)[1])
     assert share > 80
-    assert re.search(r"^12 ␣w .* 2 izard +0\.9\d$", out, flags=re.MULTILINE)  # "the w|izard" once more
+    assert re.search(r"^12 ␣w .* 2 izard +0\.9\d$", out, flags=re.MULTILINE)  # the second "w|izard"
     assert max(map(cell_len, out.replace(str(page), "").splitlines())) <= 80
     assert f"<h1>Layer {heads[1]}, head {heads[2]} of " in page.read_text(encoding="utf-8")
 
 
-def test_heads_are_chosen_as_told_or_by_their_habit(tiny, monkeypatch, capsys):
+def test_heads_are_chosen_by_option_or_by_pattern(tiny, monkeypatch, capsys):
     model = ("--model", tiny, "--backend", "numpy")
     for options, expected in (
         (("--layer", 1, "--head", 2), r"^Layer 1, head 2 of"),
         (("--layer", 0), r"^Layer 0, head \d of"),
         (("--head", 3, "--prompt", "abc"), r"^Layer \d, head 3 of"),
-        (("--prompt", "abc"), r"% of its look to the token before"),
-        (("--prompt", "abcxab"), r"% of its look to what came next last time"),
-        (("--prompt", "a"), r"A single token can only look at itself"),
+        (("--prompt", "abc"), r"of its weight is on the previous token"),
+        (("--prompt", "abcxab"), r"of its weight is on the token after an earlier occurrence"),
+        (("--prompt", "a"), r"A single token can only attend to itself"),
     ):
         out = run(monkeypatch, capsys, *model, *options)
         assert re.search(expected, out, flags=re.MULTILINE), out
@@ -200,19 +200,19 @@ def test_heads_are_chosen_as_told_or_by_their_habit(tiny, monkeypatch, capsys):
         (("--prompt", "x" * 300), "300 tokens"),
         (("--html", "/nowhere/at/all.html"), "/nowhere/at/all.html"),
     ):
-        with pytest.raises((MinillmError, ValueError, OSError), match=message):  # which `run_safely` makes a line of
+        with pytest.raises((MinillmError, ValueError, OSError), match=message):  # `run_safely` prints them
             run(monkeypatch, capsys, *model, *options)
 
 
-def test_the_rule_finds_the_head_that_was_made_to_follow_it():
-    """Of random heads one is given each habit; the clearest is chosen, within a layer if told so."""
+def test_the_head_with_the_clearest_pattern_is_chosen():
+    """One of the random heads gets each pattern."""
     example = runpy.run_path(str(EXAMPLE))
     ids, random = [1, 2, 3, 1, 2, 3, 1], np.random.default_rng(0)
     weights = np.tril(random.random((3, 4, 7, 7))) * 0.1
-    weights[2, 1] = np.eye(7)[[0, 0, 1, 2, 3, 4, 5]]  # the token before
-    weights[1, 3] = np.eye(7)[[0, 1, 2, 1, 2, 3, 4]]  # what came next last time
-    assert example["choose"](weights, ids)[:2] == (1, 3)
-    assert example["choose"](weights, [1, 2, 3, 4, 5, 6, 7])[:2] == (2, 1)
-    assert example["choose"](weights, [1, 2, 3, 4, 5, 6, 7], layer=2)[:2] == (2, 1)
-    assert example["choose"](weights, ids, head=3)[:2] == (1, 3)
-    assert example["choose"](weights, ids, layer=0, head=2)[:2] == (0, 2)
+    weights[2, 1] = np.eye(7)[[0, 0, 1, 2, 3, 4, 5]]  # the previous token
+    weights[1, 3] = np.eye(7)[[0, 1, 2, 1, 2, 3, 4]]  # the token after an earlier occurrence
+    assert example["choose_head"](weights, ids)[:2] == (1, 3)
+    assert example["choose_head"](weights, [1, 2, 3, 4, 5, 6, 7])[:2] == (2, 1)
+    assert example["choose_head"](weights, [1, 2, 3, 4, 5, 6, 7], layer=2)[:2] == (2, 1)
+    assert example["choose_head"](weights, ids, head=3)[:2] == (1, 3)
+    assert example["choose_head"](weights, ids, layer=0, head=2)[:2] == (0, 2)

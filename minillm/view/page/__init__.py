@@ -1,1 +1,1 @@
-"""What the browser page is made of: a trace as the data it reads, and its own HTML, CSS and JavaScript."""
+"""The parts of the browser page: the trace as JSON data, and the page's HTML, CSS and JavaScript."""

@@ -1,13 +1,15 @@
-"""A trace as the data of a page: small enough for thousands of steps, and nothing that a record says is lost,
-but for the fifth decimal of log-probabilities and those behind it.
+"""A trace as the JSON data of the page. It is compact enough for thousands of steps, and lossless except for
+log-probabilities, which are rounded to four decimals.
 
-facts, names      what the run had in common, and what it is to be called
-strings, tokens, names, requests, who      what numbers elsewhere stand for (`texts.py`)
-steps             what each step changes (`steps.py`); `js/replay.js` makes StepRecords of them again
-rows              a lane a sequence, with its cells as runs of equal ones: what Timeline says
-columns           a number a step, for the charts
-estimate          a roofline's (`estimate.py`)
-requests, run     the metrics of `minillm.trace`
+facts, name                the header of the trace, and its title
+strings, tokens, names,
+requests, sequences        the tables that indices elsewhere refer to (`interning.py`)
+steps                      the changes of each step (`steps.py`), from which `js/replay.js` rebuilds the StepRecords
+tracks                     one track per sequence, from Timeline; equal adjacent cells are run-length encoded
+columns                    lists with one number per step, for the charts
+estimate                   the shortest possible time of each step (`estimate.py`)
+request_metrics,
+run_metrics                the metrics of `minillm.trace`
 """
 
 from __future__ import annotations
@@ -28,97 +30,98 @@ from minillm.trace import (
     run_metrics,
 )
 from minillm.trace.roofline import Roofline
-from minillm.view.look import COLOURS, OWNERS
+from minillm.view.glyphs import OWNER_COLOURS, STATE_STYLES
 from minillm.view.page.estimate import estimates
+from minillm.view.page.interning import Interner, page_value
 from minillm.view.page.steps import StepWriter
-from minillm.view.page.texts import Texts, plain
-from minillm.view.shown import shown
-from minillm.view.timeline import Cell, Row, State, Timeline
+from minillm.view.printable import printable
+from minillm.view.timeline import Cell, State, Timeline, Track
 
 STATES = list(State)
-REQUEST_COLUMNS = (
+REQUEST_METRICS = (
     "num_prompt_tokens", "num_cached_tokens", "num_generated_tokens", "queue_time", "ttft", "tpot", "end_to_end",
     "num_preemptions", "num_recomputed_tokens",
 )  # fmt: skip
-RUN_ROWS = (  # field, what people call it, how it is written
+RUN_METRICS = (  # field, label, number format
     ("num_finished", "requests finished", "count"),
     ("num_steps", "steps", "count"),
-    ("seconds", "seconds", "seconds"),
-    ("throughput", "tokens out a second", "rate"),
+    ("seconds", "duration", "seconds"),
+    ("throughput", "output tokens per second", "rate"),
     ("median_ttft", "median TTFT", "milliseconds"),
     ("p95_ttft", "95th percentile TTFT", "milliseconds"),
     ("median_tpot", "median TPOT", "milliseconds"),
     ("p95_tpot", "95th percentile TPOT", "milliseconds"),
-    ("mean_batch_sequences", "mean sequences a step", "rate"),
+    ("mean_batch_sequences", "mean sequences per step", "rate"),
     ("kv_utilisation", "mean KV cache held", "share"),
-    ("peak_blocks", "most blocks held", "count"),
-    ("hit_rate", "prompts found in cache", "share"),
+    ("peak_blocks", "peak blocks held", "count"),
+    ("hit_rate", "prefix cache hit rate", "share"),
     ("num_preemptions", "preemptions", "count"),
-    ("num_recomputed_tokens", "tokens computed again", "count"),
+    ("num_recomputed_tokens", "recomputed tokens", "count"),
 )
 
 
-def look() -> dict[str, Any]:
-    """The colours of states and owners, as all views have them; None stands for what the theme takes for quiet."""
-    colours = {state: COLOURS[state].split()[-1] for state in STATES}
+def palette() -> dict[str, Any]:
+    """Return the colours of states and owners. None stands for the theme's colour of secondary text."""
+    colours = {state: STATE_STYLES[state].split()[-1] for state in STATES}
     return {
         "states": list(STATES),
         "colours": {state: colour if colour.startswith("#") else None for state, colour in colours.items()},
-        "owners": OWNERS,
+        "owners": OWNER_COLOURS,
     }
 
 
-def data(trace: Trace, name: str, roofline: Roofline | None = None) -> dict[str, Any]:
-    """All that the page knows of a run; see the head of this file."""
-    texts, timeline = Texts(), Timeline(trace.facts, history=None, kept_finished=None)
-    writer = StepWriter(texts, trace.facts.num_blocks if trace.steps else 0)
+def page_data(trace: Trace, name: str, roofline: Roofline | None = None) -> dict[str, Any]:
+    """Return the page's data of one run; the head of this file lists its keys."""
+    interner, timeline = Interner(), Timeline(trace.facts, max_cells=None, max_finished=None)
+    writer = StepWriter(interner, trace.facts.num_blocks if trace.steps else 0, trace.facts.num_groups)
     steps = []
     for record in trace:
         timeline.push(record)
         steps.append(writer.write(record))
     first = trace.steps[0].step if trace.steps else 0
-    rows = [_row(row, first, texts) for row in timeline.everyone()]
-    metrics = request_metrics(trace)
+    tracks = [_track(track, first, interner) for track in timeline.all_tracks()]
+    by_request = request_metrics(trace)
     return {
-        "name": shown(name),
-        "facts": plain(asdict(trace.facts)),
+        "name": printable(name),
+        "facts": page_value(asdict(trace.facts)),
         "first": first,
         "stages": STAGES,
         "steps": steps,
-        "rows": rows,
+        "tracks": tracks,
         "columns": _columns(trace.steps),
         "estimate": estimates(trace, roofline),
-        "metrics": [_request(texts.request(request_id), fared) for request_id, fared in metrics.items()],
-        "run": _run(run_metrics(trace, metrics)),
-    } | texts.tables()
+        "request_metrics": [_request(interner.request(name), metrics) for name, metrics in by_request.items()],
+        "run_metrics": _run(run_metrics(trace, by_request)),
+    } | interner.tables()
 
 
-def _row(row: Row, first: int, texts: Texts) -> dict[str, Any]:
+def _track(track: Track, first: int, interner: Interner) -> dict[str, Any]:
     return {
-        "name": texts.name(row.name),
-        "letter": row.letter,
-        "came": row.came - first,
-        "since": row.since - first,
-        "until": None if row.until is None else row.until - first,
-        "reason": row.reason and shown(row.reason),
-        "cells": _runs(row.cells, first),
+        "name": interner.name(track.name),
+        "letter": track.letter,
+        "created": track.created_step - first,
+        "first": track.first_step - first,
+        "end": None if track.end_step is None else track.end_step - first,
+        "finish_reason": track.finish_reason and printable(track.finish_reason),
+        "cells": _run_lengths(track.cells, first),
     }
 
 
-def _runs(cells: dict[int, Cell], first: int) -> list[int]:
-    """Cells as one flat list, four numbers a run of equal ones: from which step on, how many, which state, tokens.
+def _run_lengths(cells: dict[int, Cell], first: int) -> list[int]:
+    """Return cells as a flat list with four numbers per run of equal cells: first step, length, state, tokens.
 
-    The cell in which an answer ended follows what the same step meant to it until then.
+    The cell in which a sequence ended follows a cell with its state in the same step before the end.
     """
     flat: list[int] = []
-    following, last = None, None
+    next_step: int | None = None
+    previous: Cell | None = None
     for step, cell in cells.items():
-        if step == following and cell == last:
+        if step == next_step and cell == previous:
             flat[-3] += 1
         else:
-            states = [cell.state] if cell.before is None else [cell.before, cell.state]
+            states = [cell.state] if cell.state_before_end is None else [cell.state_before_end, cell.state]
             flat += [number for state in states for number in (step - first, 1, STATES.index(state), cell.num_tokens)]
-        following, last = step + 1, cell
+        next_step, previous = step + 1, cell
     return flat
 
 
@@ -136,17 +139,17 @@ def _columns(steps: list[StepRecord]) -> dict[str, list[int]]:
     }
 
 
-def _request(number: int, metrics: RequestMetrics) -> list[Any]:
-    """The request's number, why it ended, and REQUEST_COLUMNS."""
-    reason = metrics.finish_reason and shown(metrics.finish_reason)
-    return [number, reason, *(_measured(metrics, name) for name in REQUEST_COLUMNS)]
+def _request(index: int, metrics: RequestMetrics) -> list[Any]:
+    """Return the request's index, its finish reason, and its REQUEST_METRICS."""
+    reason = metrics.finish_reason and printable(metrics.finish_reason)
+    return [index, reason, *(_metric(metrics, name) for name in REQUEST_METRICS)]
 
 
 def _run(metrics: RunMetrics) -> list[list[Any]]:
-    return [[label, kind, _measured(metrics, name)] for name, label, kind in RUN_ROWS]
+    return [[label, number_format, _metric(metrics, name)] for name, label, number_format in RUN_METRICS]
 
 
-def _measured(metrics: RequestMetrics | RunMetrics, name: str) -> float | None:
-    """A metric; None as well where it is more than a number holds, as the rate of a run that took next to no time."""
+def _metric(metrics: RequestMetrics | RunMetrics, name: str) -> float | None:
+    """Return a metric, or None if it is infinite, such as the rate of a run that took almost no time."""
     value = getattr(metrics, name)
     return value if value is None or isfinite(value) else None

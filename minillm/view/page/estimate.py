@@ -1,4 +1,4 @@
-"""How long each step would have taken at best: a roofline's estimate, from the trace's costs alone."""
+"""The shortest possible time of each step, estimated with a roofline from the costs that the trace records."""
 
 from __future__ import annotations
 
@@ -6,24 +6,33 @@ from math import inf, isfinite
 from typing import Any
 
 from minillm.trace import StepRecord, Trace
-from minillm.trace.roofline import Roofline, Work, step_work
+from minillm.trace.roofline import ModelCosts, Roofline, Work, step_work
 
 
 def estimates(trace: Trace, roofline: Roofline | None) -> dict[str, Any]:
-    """For the page: milliseconds a step, or None, and in words which roofline that is, or why there is none.
+    """Return the estimates for the page.
 
     Parameters
     ----------
-    roofline : the machine's; None for the best rates that a step of this very run reached, so that the distance says
-        how much slower than the run's best a step was.
+    roofline : of the machine; None for the best rates that any step of this run reached. The estimate then shows how
+        far each step stayed below the best of its own run.
+
+    Returns
+    -------
+    milliseconds : one estimate per step, None for steps without work; or None instead of the list.
+    source : a sentence that describes the roofline, or explains why there is no estimate.
     """
-    if trace.facts.costs is None:
-        return {"milliseconds": None, "source": "The trace does not say what its model costs, so there is no estimate."}
-    works = [_work(trace, record) for record in trace]
+    costs = trace.facts.costs
+    if costs is None:
+        return {
+            "milliseconds": None,
+            "source": "The trace does not contain the model's costs, so there is no estimate.",
+        }
+    works = [_work(costs, record) for record in trace]
     source = "the machine's roofline, as given"
     if roofline is None:
-        roofline = reached(trace, works)
-        source = "the best that any step of this run reached"
+        roofline = best_rates(trace, works)
+        source = "the best rates that any step of this run reached"
     if roofline is None:
         return {"milliseconds": None, "source": "No step took any time, so there is no estimate."}
     rates = [f"{rate:.4g} {unit}" for rate, unit in _rates(roofline) if isfinite(rate)]
@@ -31,24 +40,24 @@ def estimates(trace: Trace, roofline: Roofline | None) -> dict[str, Any]:
     return {"milliseconds": milliseconds, "source": f"{', '.join(rates) or 'No limit'}: {source}."}
 
 
-def reached(trace: Trace, works: list[Work | None]) -> Roofline | None:
-    """The most bytes and the most operations a second that any step came to; None if no step says."""
-    timed = [(work, took(record)) for work, record in zip(works, trace, strict=True) if work and took(record) > 0]
+def best_rates(trace: Trace, works: list[Work | None]) -> Roofline | None:
+    """Return the highest bytes and operations per second of any step; None if no step with work took any time."""
+    timed = [(work, seconds(record)) for work, record in zip(works, trace, strict=True) if work and seconds(record) > 0]
     if not timed:
         return None
-    bandwidth = max(work.num_bytes / seconds for work, seconds in timed)
-    peak = max(work.flops / seconds for work, seconds in timed)
-    return Roofline(bandwidth or inf, peak or inf)  # a model that costs nothing is limited by nothing
+    bandwidth = max(work.num_bytes / duration for work, duration in timed)
+    peak = max(work.flops / duration for work, duration in timed)
+    return Roofline(bandwidth or inf, peak or inf)  # a model without costs has no limit
 
 
-def took(record: StepRecord) -> float:
-    """Seconds from the step's beginning to its end."""
+def seconds(record: StepRecord) -> float:
+    """Return the duration of a step in seconds."""
     return sum(record.milliseconds.values()) / 1000
 
 
-def _work(trace: Trace, record: StepRecord) -> Work | None:
+def _work(costs: ModelCosts, record: StepRecord) -> Work | None:
     chunks = [(chunk.start, chunk.num_tokens) for chunk in record.chunks]
-    return step_work(trace.facts.costs, chunks) if chunks else None
+    return step_work(costs, chunks) if chunks else None
 
 
 def _rates(roofline: Roofline) -> list[tuple[float, str]]:

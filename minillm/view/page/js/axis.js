@@ -1,56 +1,57 @@
-// Axis: where on a canvas each step lies. Timeline and charts share it, which is why the charts are drawn here too.
+// Axis: the horizontal position of each step. The timeline and the charts share it.
 
-const WIDEST = 4_000_000; // pixels of the whole run at the highest magnification
-const CELL = 7; // pixels of a step to begin with, where they do not all find more room
+const MAX_WIDTH = 4_000_000; // pixels of the whole run at the highest magnification
+const INITIAL_CELL_WIDTH = 7; // pixels per step at first, unless all steps fit with more
 
-// Lens: the part of the axis that is seen. Two runs share one, so that a second is as wide in both.
+// Lens: the visible part of the axis. Two runs share one, so that both have the same scale.
 class Lens {
   constructor() {
     this.mode = "step";
-    this.zoom = 1; // 1 shows everything
-    this.left = 0; // 0 to 1: what lies at the left edge
+    this.zoom = 1; // 1 shows the whole run
+    this.left = 0; // the position of the left edge, as a share of the run
   }
 
-  magnify(factor, at, most) {
-    const seen = this.left + at / this.zoom;
-    this.zoom = Math.min(most, Math.max(1, this.zoom * factor));
-    this.look(seen - at / this.zoom);
+  // Zoom by a factor, keeping the point at the share `at` of the visible part in place.
+  magnify(factor, at, maxZoom) {
+    const fixed = this.left + at / this.zoom;
+    this.zoom = Math.min(maxZoom, Math.max(1, this.zoom * factor));
+    this.scrollTo(fixed - at / this.zoom);
   }
 
-  look(left) {
+  scrollTo(left) {
     this.left = Math.min(1 - 1 / this.zoom, Math.max(0, left));
   }
 }
 
 class Axis {
-  constructor(run, lens, total) {
+  constructor(run, lens, duration) {
     this.run = run;
     this.lens = lens;
-    this.seconds = total; // of the longer run
+    this.duration = duration; // seconds of the longer run
     this.width = 1;
     this.measure();
   }
 
-  // Begin and end of every step, in steps, in tokens or in seconds.
+  // Compute the beginning and the end of every step in steps, tokens or seconds.
   measure() {
     const { run } = this;
     const last = run.length - 1;
     if (this.lens.mode === "time") {
       this.begin = run.begin;
       this.end = run.begin.map((begin, index) => {
-        const end = begin + run.took[index];
+        const end = begin + run.durations[index];
         return index < last ? Math.min(end, Math.max(begin, run.begin[index + 1])) : end;
       });
-      this.total = this.seconds;
+      this.total = this.duration;
     } else {
       const { prefill, decode } = run.data.columns;
-      const tokens = this.lens.mode === "tokens";
+      const byTokens = this.lens.mode === "tokens";
       this.begin = [];
       this.end = [];
       let edge = 0;
       for (let index = 0; index <= last; index++) {
         this.begin.push(edge);
-        edge += tokens ? Math.max(1, prefill[index] + decode[index]) : 1;
+        edge += byTokens ? Math.max(1, prefill[index] + decode[index]) : 1;
         this.end.push(edge);
       }
       this.total = edge;
@@ -74,38 +75,42 @@ class Axis {
     return (this.end[index] - this.begin[index]) * this.scale;
   }
 
-  // The steps that are at least in part to be seen: from the first, up to but not the second.
-  seen() {
+  // The range of steps that are at least partly visible: [first, end), without the end.
+  visibleRange() {
     const left = this.offset / this.scale;
     const right = (this.offset + this.width) / this.scale;
     return [Math.max(0, countUpTo(this.begin, left) - 1), countUpTo(this.begin, right)];
   }
 
   indexAt(x) {
-    const place = countUpTo(this.begin, (x + this.offset) / this.scale) - 1;
-    return Math.min(this.run.length - 1, Math.max(0, place));
+    const index = countUpTo(this.begin, (x + this.offset) / this.scale) - 1;
+    return Math.min(this.run.length - 1, Math.max(0, index));
   }
 
-  // Numbers for the ruler: [x, text], with room between them.
+  // The ruler's labels, [x, text], without overlaps.
   ticks() {
-    const seconds = this.lens.mode === "time";
-    if (seconds) {
-      const gap = roundUp(90 / this.scale);
-      const from = Math.ceil(this.offset / this.scale / gap);
-      const count = Math.floor(this.width / (gap * this.scale)) + 1;
-      return Array.from({ length: count }, (_, n) => (from + n) * gap).map((at) => [
-        at * this.scale - this.offset, `${Number(at.toPrecision(6))} s`,
-      ]);
-    }
-    const [from, to] = this.seen();
+    return this.lens.mode === "time" ? this.timeTicks() : this.stepTicks();
+  }
+
+  timeTicks() {
+    const gap = roundUp(90 / this.scale);
+    const first = Math.ceil(this.offset / this.scale / gap);
+    const count = Math.floor(this.width / (gap * this.scale)) + 1;
+    return Array.from({ length: count }, (_, number) => (first + number) * gap).map((seconds) => [
+      seconds * this.scale - this.offset, `${Number(seconds.toPrecision(6))} s`,
+    ]);
+  }
+
+  stepTicks() {
+    const [from, to] = this.visibleRange();
     const gap = Math.max(1, roundUp(((to - from) * 70) / this.width));
     const ticks = [];
-    let free = -Infinity;
+    let nextFree = -Infinity;
     for (let index = from; index < to; index++) {
       const step = this.run.data.first + index;
-      if (step % gap || this.x(index) < Math.max(0, free)) continue;
+      if (step % gap || this.x(index) < Math.max(0, nextFree)) continue;
       ticks.push([this.x(index), String(step)]);
-      free = this.x(index) + 40;
+      nextFree = this.x(index) + 40;
     }
     return ticks;
   }

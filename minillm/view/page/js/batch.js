@@ -1,150 +1,156 @@
-// BatchView: the step's tokens in and out, chunk after chunk, as they lay in the batch.
+// BatchView: the step's input and output tokens, chunk by chunk, in the order of the batch.
 
-const SHOWN_FIRST = 72; // tokens of a long chunk that are shown, before it is opened,
-const SHOWN_LAST = 8;
-const MOST_OPEN = 4000; // and after; of a longer one the rest is only counted
+const NUM_FIRST = 72; // tokens of a long chunk that are shown at its beginning and at its end
+const NUM_LAST = 8;
+const MAX_EXPANDED = 4000; // tokens that are shown after a click; further ones are only counted
 
 class BatchView {
   constructor(panel, { strip, list, detail }) {
     Object.assign(this, { panel, strip, list, detail });
-    this.opened = null; // the step whose long chunks are shown in full
+    this.expandedStep = null; // the step whose long chunks are shown in full
     list.addEventListener("pointerover", (event) => this.explain(event.target));
     list.addEventListener("pointerleave", () => this.explain(null));
     list.addEventListener("focusin", (event) => this.explain(event.target));
-    list.addEventListener("keydown", (event) => this.walk(event));
+    list.addEventListener("keydown", (event) => this.moveFocus(event));
     list.addEventListener("click", (event) => this.click(event.target));
   }
 
   draw(record) {
-    if (this.record === record && this.drawn === this.panel.followed) return;
-    Object.assign(this, { record, drawn: this.panel.followed });
+    if (this.record === record && this.drawnTrack === this.panel.followed) return;
+    Object.assign(this, { record, drawnTrack: this.panel.followed });
     const focused = this.tokens().indexOf(document.activeElement);
-    let place = 0;
-    const groups = record.chunks.map((chunk) => {
-      const group = this.group(chunk, place);
-      place += chunk.token_ids.length;
-      return group;
+    let numTokens = 0;
+    const chunks = record.chunks.map((chunk) => {
+      const item = this.chunkElement(chunk, numTokens);
+      numTokens += chunk.token_ids.length;
+      return item;
     });
-    this.list.replaceChildren(...groups);
-    if (!groups.length) this.list.append(element("li", "none", "nothing was computed in this step"));
+    this.list.replaceChildren(...chunks);
+    if (!chunks.length) this.list.append(element("li", "none", "nothing was computed in this step"));
     const tokens = this.tokens();
     if (tokens.length) tokens[Math.max(0, Math.min(focused, tokens.length - 1))].tabIndex = 0;
     if (focused >= 0 && tokens.length) tokens[Math.min(focused, tokens.length - 1)].focus({ preventScroll: true });
     else this.explain(null);
-    this.drawStrip(record, place);
+    this.drawStrip(record, numTokens);
   }
 
   tokens() {
     return [...this.list.querySelectorAll(".token")];
   }
 
-  group(chunk, place) {
+  // offset: number of tokens in the batch before the chunk.
+  chunkElement(chunk, offset) {
     const { run, followed } = this.panel;
-    const row = run.rowOf(chunk.who, this.record.index);
-    const group = element("li", `chunk ${chunk.phase}`);
-    if (row === followed) group.classList.add("followed");
+    const track = run.trackOf(chunk.sequence, this.record.index);
+    const item = element("li", `chunk ${chunk.phase}`);
+    if (track === followed) item.classList.add("followed");
     const stop = chunk.start + chunk.token_ids.length;
-    const head = element("button", "who");
+    const head = element("button", "sequence");
     head.type = "button";
-    head.dataset.row = row.number;
-    head.append(lettered(row), element("bdi", "name", row.name));
+    head.dataset.track = track.number;
+    head.append(letterElement(track), element("bdi", "name", track.name));
     const range = chunk.token_ids.length > 1 ? `${chunk.start}–${stop - 1}` : String(chunk.start);
-    group.append(head, element("span", "phase", `${chunk.phase} ${range}`));
-    const text = element("span", "run");
-    const [first, last] = this.opened === this.record.index ? [MOST_OPEN, 0] : [SHOWN_FIRST, SHOWN_LAST];
-    const left = chunk.token_ids.length - first - last;
+    item.append(head, element("span", "phase", `${chunk.phase} ${range}`));
+    const inputs = element("span", "run");
+    const [numFirst, numLast] = this.expandedStep === this.record.index ? [MAX_EXPANDED, 0] : [NUM_FIRST, NUM_LAST];
+    const numHidden = chunk.token_ids.length - numFirst - numLast;
     chunk.token_ids.forEach((id, number) => {
-      if (left > 0 && number === first) text.append(this.rest(left, last > 0));
-      if (left > 0 && number >= first && number < first + left) return;
+      if (numHidden > 0 && number === numFirst) inputs.append(this.hiddenElement(numHidden, numLast > 0));
+      if (numHidden > 0 && number >= numFirst && number < numFirst + numHidden) return;
       const position = chunk.start + number;
-      text.append(this.token(run.tokenText(row, position), id, `token ${place + number} of the step, position ${position} of ${row.name}`));
+      const description = `token ${offset + number} of the step, position ${position} of ${track.name}`;
+      inputs.append(this.tokenElement(run.tokenText(track, position), id, description));
     });
-    group.append(text);
+    item.append(inputs);
     if (chunk.sampled.length) {
-      group.append(element("span", "arrow", "→"));
+      item.append(element("span", "arrow", "→"));
       for (const token of chunk.sampled) {
-        const whose = chunk.sampled.length > 1 ? `, for completion ${token.completion}` : "";
+        const completion = chunk.sampled.length > 1 ? ` for completion ${token.completion}` : "";
         const logprob = token.logprob === null ? "" : `, log-probability ${token.logprob}`;
-        const out = this.token(token.token_text, token.token_id, `comes out${whose}${logprob}`);
-        out.classList.add("out");
-        group.append(out);
+        const output = this.tokenElement(token.token_text, token.token_id, `sampled${completion}${logprob}`);
+        output.classList.add("out");
+        item.append(output);
       }
     }
-    return group;
+    return item;
   }
 
-  token(text, id, says) {
+  tokenElement(text, id, description) {
     const token = element("span", "token", text === null || text === "" ? `#${id}` : text);
     token.tabIndex = -1;
-    token.dataset.says = `“${text ?? ""}”, id ${id}: ${says}.`;
+    token.dataset.description = `“${text ?? ""}”, id ${id}: ${description}.`;
     return token;
   }
 
-  // What stands for so many tokens: a button that shows them, if it can.
-  rest(left, opens) {
-    const more = element(opens ? "button" : "span", "more", `… ${count(left, "more token")} …`);
-    if (opens) more.type = "button";
+  // Stands for hidden tokens. It is a button if a click can show them.
+  hiddenElement(numHidden, canExpand) {
+    const more = element(canExpand ? "button" : "span", "more", `… ${countOf(numHidden, "more token")} …`);
+    if (canExpand) more.type = "button";
     return more;
   }
 
   click(target) {
-    const head = target.closest(".who");
-    if (head) this.panel.follow(this.panel.run.rows[head.dataset.row]);
-    if (target.matches("button.more")) this.open(target);
+    const head = target.closest(".sequence");
+    if (head) this.panel.follow(this.panel.run.tracks[head.dataset.track]);
+    if (target.matches("button.more")) this.expand(target);
   }
 
-  // Show the step's long chunks in full, and go on at the first token that stood behind the opener.
-  open(more) {
+  // Show the step's long chunks in full, and focus the first token that was hidden behind the button.
+  expand(more) {
     const chunk = [...this.list.children].indexOf(more.closest(".chunk"));
-    this.opened = this.record.index;
-    this.drawn = undefined;
+    this.expandedStep = this.record.index;
+    this.drawnTrack = undefined;
     this.draw(this.record);
-    this.stepOn(this.list.children[chunk].querySelectorAll(".token")[SHOWN_FIRST]);
+    this.focusToken(this.list.children[chunk].querySelectorAll(".token")[NUM_FIRST]);
   }
 
-  // The one token that Tab reaches is the one that has the focus.
-  stepOn(token) {
+  // Only the focused token is reachable with Tab.
+  focusToken(token) {
     for (const other of this.list.querySelectorAll('.token[tabindex="0"]')) other.tabIndex = -1;
     token.tabIndex = 0;
     token.focus();
   }
 
   explain(target) {
-    const says = target && target.dataset && target.dataset.says;
-    this.detail.textContent = says || "Point at a token, or step in with Tab and walk with the arrow keys.";
-    if (says && document.activeElement === target) target.setAttribute("aria-label", says);
+    const description = target && target.dataset && target.dataset.description;
+    this.detail.textContent = description || "Point at a token, or focus one with Tab and move with the arrow keys.";
+    if (description && document.activeElement === target) target.setAttribute("aria-label", description);
   }
 
-  // Arrow keys inside the row go from token to token, and do not move the clock.
-  walk(event) {
+  // Arrow keys move the focus from token to token. They do not move the clock.
+  moveFocus(event) {
     if (!event.target.matches(".token") || event.ctrlKey || event.altKey || event.metaKey) return;
     const tokens = this.tokens();
-    const here = tokens.indexOf(event.target);
-    const to = { ArrowLeft: here - 1, ArrowRight: here + 1, Home: 0, End: tokens.length - 1 }[event.key];
-    if (to === undefined) return;
+    const current = tokens.indexOf(event.target);
+    const next = { ArrowLeft: current - 1, ArrowRight: current + 1, Home: 0, End: tokens.length - 1 }[event.key];
+    if (next === undefined) return;
     event.preventDefault();
     event.stopPropagation();
-    this.stepOn(tokens[Math.max(0, Math.min(to, tokens.length - 1))]);
+    this.focusToken(tokens[Math.max(0, Math.min(next, tokens.length - 1))]);
   }
 
-  // The whole row to scale: what each chunk takes of the step's budget.
-  drawStrip(record, total) {
+  // Draw the batch to scale: each chunk's share of the step's budget.
+  drawStrip(record, numTokens) {
     const { run, theme } = this.panel;
     const width = this.strip.parentElement.clientWidth;
-    const context = fitted(this.strip, width, 14);
+    const context = resized(this.strip, width, 14);
     const budget = run.data.facts.max_batch_tokens;
-    const scale = width / Math.max(total, Math.min(budget, 4 * total), 1);
+    const scale = width / Math.max(numTokens, Math.min(budget, 4 * numTokens), 1);
     context.fillStyle = theme.line;
     context.fillRect(0, 0, width, 14);
     let x = 0;
     for (const chunk of record.chunks) {
-      const row = run.rowOf(chunk.who, record.index);
-      const wide = chunk.token_ids.length * scale;
-      context.fillStyle = row.colour;
-      context.fillRect(x, 0, Math.max(0.5, wide - (wide > 3 ? 1 : 0)), 14);
-      if (wide > 14) write(context, theme, row.letter, x + wide / 2, 7.5, { colour: "#000", weight: 600, align: "center" });
-      x += wide;
+      const track = run.trackOf(chunk.sequence, record.index);
+      const chunkWidth = chunk.token_ids.length * scale;
+      context.fillStyle = track.colour;
+      context.fillRect(x, 0, Math.max(0.5, chunkWidth - (chunkWidth > 3 ? 1 : 0)), 14);
+      if (chunkWidth > 14) {
+        const style = { colour: "#000", weight: 600, align: "center" };
+        drawText(context, theme, track.letter, x + chunkWidth / 2, 7.5, style);
+      }
+      x += chunkWidth;
     }
-    this.strip.setAttribute("aria-label", `${count(total, "token")} of ${count(record.chunks.length, "sequence")}, of a budget of ${budget}.`);
+    const sequences = countOf(record.chunks.length, "sequence");
+    this.strip.setAttribute("aria-label", `${countOf(numTokens, "token")} of ${sequences}, with a budget of ${budget}.`);
   }
 }

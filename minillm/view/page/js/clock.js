@@ -1,5 +1,5 @@
-// Clock: where in the run, or in both runs, we are. One run is walked step by step; two share the seconds since the first
-// step of each began, and each shows the step that was under way.
+// Clock: the current position in the run, or in both runs. One run is navigated step by step. Two runs share a time in
+// seconds since the first step of each began, and each shows the step that was in progress at that time.
 
 class Clock {
   constructor(runs) {
@@ -7,7 +7,7 @@ class Clock {
     this.byTime = runs.length > 1;
     this.end = this.byTime ? Math.max(...runs.map((run) => run.duration)) : Math.max(0, runs[0].length - 1);
     const begins = this.byTime ? runs.flatMap((run) => run.begin) : [];
-    this.moments = [...new Set([...begins, this.end])].sort((a, b) => a - b); // where some step begins
+    this.stepTimes = [...new Set([...begins, this.end])].sort((a, b) => a - b); // where a step of either run begins
     this.now = 0;
     this.listeners = [];
   }
@@ -26,31 +26,31 @@ class Clock {
   }
 
   set(now) {
-    const inside = Math.min(this.end, Math.max(0, this.byTime ? now : Math.round(now)));
-    if (inside === this.now) return;
-    this.now = inside;
+    const clamped = Math.min(this.end, Math.max(0, this.byTime ? now : Math.round(now)));
+    if (clamped === this.now) return;
+    this.now = clamped;
     for (const listener of this.listeners) listener();
   }
 
-  // So many steps on, or back; with two runs, so many beginnings of a step of either.
+  // Move by a number of steps; with two runs, by a number of step beginnings of either.
   move(steps) {
     if (!this.byTime) return this.set(this.now + steps);
-    const here = countUpTo(this.moments, this.now) - 1;
-    const place = Math.min(this.moments.length - 1, Math.max(0, here + steps));
-    return this.set(this.moments[place]);
+    const current = countUpTo(this.stepTimes, this.now) - 1;
+    const target = Math.min(this.stepTimes.length - 1, Math.max(0, current + steps));
+    return this.set(this.stepTimes[target]);
   }
 
-  // To the beginning of a run's step.
+  // Go to the beginning of a run's step.
   show(run, index) {
     this.set(this.byTime ? run.begin[index] : index);
   }
 }
 
-// Player: lets the clock run. Its speeds are steps a second, or seconds of the runs a second.
+// Player: advances the clock. Its speed is in steps per second or, with two runs, in seconds of the runs per second.
 class Player {
-  constructor(clock, changed) {
+  constructor(clock, onChange) {
     this.clock = clock;
-    this.changed = changed;
+    this.onChange = onChange;
     this.speed = 1;
     this.playing = false;
   }
@@ -59,22 +59,22 @@ class Player {
     if (this.playing) return this.stop();
     if (this.clock.atEnd) this.clock.set(0);
     this.playing = true;
-    this.exact = this.clock.now;
-    this.before = performance.now();
+    this.position = this.clock.now;
+    this.lastTick = performance.now();
     requestAnimationFrame((time) => this.tick(time));
-    return this.changed();
+    return this.onChange();
   }
 
   stop() {
     this.playing = false;
-    this.changed();
+    this.onChange();
   }
 
   tick(time) {
     if (!this.playing) return;
-    this.exact += (Math.max(0, time - this.before) / 1000) * this.speed;
-    this.before = time;
-    this.clock.set(this.clock.byTime ? this.exact : Math.floor(this.exact));
+    this.position += (Math.max(0, time - this.lastTick) / 1000) * this.speed;
+    this.lastTick = time;
+    this.clock.set(this.clock.byTime ? this.position : Math.floor(this.position));
     if (this.clock.atEnd) this.stop();
     else requestAnimationFrame((next) => this.tick(next));
   }

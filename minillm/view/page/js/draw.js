@@ -1,36 +1,31 @@
-// Drawing on canvases: sharp on every screen, in the theme's colours; each state in a shape of its own as well.
+// Canvas drawing: sharp on every screen, in the theme's colours. States differ in shape as well as in colour.
 
-// Theme: the colours that the style sheet has for light and dark, and those of states, which are the same in both.
+// Theme: the colours of the style sheet, which depend on light or dark, and the colours of states, which do not.
 class Theme {
-  constructor(look) {
-    this.look = look;
+  constructor(palette) {
+    this.palette = palette;
     this.read();
   }
 
   read() {
     const style = getComputedStyle(document.documentElement);
-    const of = (name) => style.getPropertyValue(`--${name}`).trim();
-    this.text = of("text");
-    this.quiet = of("quiet");
-    this.line = of("line");
-    this.card = of("card");
-    this.soft = of("soft");
-    this.accent = of("accent");
-    this.font = of("font");
+    for (const name of ["text", "quiet", "line", "card", "soft", "accent", "font"]) {
+      this[name] = style.getPropertyValue(`--${name}`).trim();
+    }
   }
 
-  state(state) {
-    return this.look.colours[state] || this.quiet;
+  stateColour(state) {
+    return this.palette.colours[state] || this.quiet;
   }
 }
 
-// Make the canvas as large as asked for, in CSS pixels, and empty; returns its context.
-function fitted(canvas, width, height) {
+// Clear the canvas and resize it, in CSS pixels. Returns its context.
+function resized(canvas, width, height) {
   const ratio = window.devicePixelRatio || 1;
-  const [w, h] = [Math.round(width * ratio), Math.round(height * ratio)];
-  if (canvas.width !== w || canvas.height !== h) {
-    canvas.width = w;
-    canvas.height = h;
+  const [pixelWidth, pixelHeight] = [Math.round(width * ratio), Math.round(height * ratio)];
+  if (canvas.width !== pixelWidth || canvas.height !== pixelHeight) {
+    canvas.width = pixelWidth;
+    canvas.height = pixelHeight;
     canvas.style.width = `${width}px`;
     canvas.style.height = `${height}px`;
   }
@@ -40,7 +35,7 @@ function fitted(canvas, width, height) {
   return context;
 }
 
-function write(context, theme, text, x, y, { size = 11, colour = theme.text, weight = 400, align = "left" } = {}) {
+function drawText(context, theme, text, x, y, { size = 11, colour = theme.text, weight = 400, align = "left" } = {}) {
   context.font = `${weight} ${size}px ${theme.font}`;
   context.textAlign = align;
   context.textBaseline = "middle";
@@ -48,16 +43,16 @@ function write(context, theme, text, x, y, { size = 11, colour = theme.text, wei
   context.fillText(text, x, y);
 }
 
-// The beginning of a text, as much as finds room in so many pixels.
-function shortened(context, text, width) {
-  const most = Math.ceil(2 * width); // letters: all but those that lie on others are wider than half a pixel
-  if (text.length <= most && context.measureText(text).width <= width) return text;
-  const letters = [...text.slice(0, most)];
+// The longest prefix of a text that fits in a width, with an ellipsis if the text is cut.
+function truncated(context, text, width) {
+  const maxLetters = Math.ceil(2 * width); // letters are wider than half a pixel, except for combining ones
+  if (text.length <= maxLetters && context.measureText(text).width <= width) return text;
+  const letters = [...text.slice(0, maxLetters)];
   while (letters.length && context.measureText(`${letters.join("")}…`).width > width) letters.pop();
   return `${letters.join("")}…`;
 }
 
-// Slanted lines over a rectangle: what is shared, or computed again.
+// Hatch a rectangle: for shared blocks and recomputed tokens.
 function hatch(context, x, y, width, height, colour, gap = 4) {
   context.save();
   context.beginPath();
@@ -66,38 +61,38 @@ function hatch(context, x, y, width, height, colour, gap = 4) {
   context.strokeStyle = colour;
   context.lineWidth = 1;
   context.beginPath();
-  for (let at = x - height - ((x - height) % gap); at < x + width; at += gap) {
-    context.moveTo(at, y + height);
-    context.lineTo(at + height, y);
+  for (let left = x - height - ((x - height) % gap); left < x + width; left += gap) {
+    context.moveTo(left, y + height);
+    context.lineTo(left + height, y);
   }
   context.stroke();
   context.restore();
 }
 
-// The letter of a sequence on its colour.
-function badge(context, theme, row, x, y, size) {
-  context.fillStyle = row.colour;
+// A sequence's letter on its colour.
+function drawBadge(context, theme, track, x, y, size) {
+  context.fillStyle = track.colour;
   context.beginPath();
   context.roundRect(x, y, size, size, 3);
   context.fill();
-  write(context, theme, row.letter, x + size / 2, y + size / 2 + 0.5, {
+  drawText(context, theme, track.letter, x + size / 2, y + size / 2 + 0.5, {
     size: size * 0.72, colour: "#000", weight: 600, align: "center",
   });
 }
 
-// A sequence in a step, or in several alike: a block for what was computed at once, half of one for a decode, a line for
-// who got nothing, and a sign for what happened.
-function drawState(context, theme, state, share, x, y, width, height) {
-  const colour = theme.state(state);
+// Draw a sequence's state in one or several steps: a bar for a prefill, a thin bar for a decode, a line for a stalled
+// sequence, and a sign for an event. `share` is the chunk's share of the step's budget.
+function drawState(context, theme, state, share, { x, y, width, height }) {
+  const colour = theme.stateColour(state);
   const middle = y + height / 2;
   context.fillStyle = colour;
   if (state === "prefill" || state === "recompute") {
-    const tall = Math.max(5, Math.round((height - 4) * (0.45 + 0.55 * share)));
-    context.fillRect(x, y + height - 2 - tall, width, tall);
-    if (state === "recompute") hatch(context, x, y + height - 2 - tall, width, tall, "#000a", 4);
+    const barHeight = Math.max(5, Math.round((height - 4) * (0.45 + 0.55 * share)));
+    context.fillRect(x, y + height - 2 - barHeight, width, barHeight);
+    if (state === "recompute") hatch(context, x, y + height - 2 - barHeight, width, barHeight, "#000a", 4);
   } else if (state === "decode") {
     context.fillRect(x, middle - 3, width, 6);
-  } else if (state === "held up") {
+  } else if (state === "stalled") {
     context.fillRect(x, middle - 1, width, 2);
   } else if (state === "waiting") {
     context.save();
@@ -110,12 +105,13 @@ function drawState(context, theme, state, share, x, y, width, height) {
     context.stroke();
     context.restore();
   } else {
-    const half = Math.min(width, 9) / 2; // a preemption comes before the step computes, an end after it
+    const half = Math.min(width, 9) / 2; // a preemption precedes the step's computation, an end follows it
     drawSign(context, state, colour, state === "preempted" ? x + half : x + width - half, middle);
   }
 }
 
-// A cross for a preemption, a tick for an end, a bar for an end before its time: on a disc, however narrow the cell.
+// Draw a cross for a preemption, a tick for a finish, an exclamation mark for an early end. The disc behind it is
+// visible however narrow the cell is.
 function drawSign(context, state, colour, x, y) {
   context.fillStyle = colour;
   context.beginPath();
@@ -142,18 +138,18 @@ function drawSign(context, state, colour, x, y) {
   context.stroke();
 }
 
-// A picture that changes seldom, under what changes with every step.
+// Layer: a picture that rarely changes, drawn below the parts that change with every step.
 class Layer {
   constructor() {
     this.canvas = document.createElement("canvas");
     this.key = null;
   }
 
-  // Draw it anew, if what it depends on has changed; and put it on the context.
-  onto(context, width, height, key, draw) {
+  // Redraw the layer if `key`, which stands for everything it depends on, has changed; then copy it onto the context.
+  drawOnto(context, width, height, key, draw) {
     if (key !== this.key) {
       this.key = key;
-      draw(fitted(this.canvas, width, height));
+      draw(resized(this.canvas, width, height));
     }
     if (width > 0 && height > 0) context.drawImage(this.canvas, 0, 0, width, height);
   }

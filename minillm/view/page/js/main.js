@@ -1,29 +1,29 @@
-// The page: its runs, its controls and its keys. A frame is drawn once, however much has changed since the last.
+// The page: its runs, controls and keys. All changes between two animation frames are drawn together.
 
-const { look, runs: parts } = JSON.parse(document.getElementById("data").textContent);
-const theme = new Theme(look);
-const runs = parts.map((part) => new Run(part, look));
+const { palette, runs: runData } = JSON.parse(document.getElementById("data").textContent);
+const theme = new Theme(palette);
+const runs = runData.map((data) => new Run(data, palette));
 const clock = new Clock(runs);
 const lens = new Lens();
 const byId = (id) => document.getElementById(id);
-const total = Math.max(...runs.map((run) => run.duration));
+const longestDuration = Math.max(...runs.map((run) => run.duration));
 const panels = runs.map((run) => {
   const root = byId("panel").content.firstElementChild.cloneNode(true);
   byId("runs").append(root);
-  return new Panel(run, clock, lens, theme, root, total);
+  return new Panel(run, clock, lens, theme, root, longestDuration);
 });
-const player = new Player(clock, () => sayPlaying());
-const longest = Math.max(...runs.map((run) => run.length));
-const SLIDER = 10_000; // places of the slider over the seconds of two runs
-let active = panels[0]; // whom up and down are for
-let queued = false;
-let spoken = 0;
+const player = new Player(clock, () => updatePlayButton());
+const maxSteps = Math.max(...runs.map((run) => run.length));
+const SLIDER_MAX = 10_000; // positions of the slider over the duration of two runs
+let active = panels[0]; // the panel that the up and down keys act on
+let redrawQueued = false;
+let announceTimer = 0;
 
 function redraw() {
-  if (queued) return;
-  queued = true;
+  if (redrawQueued) return;
+  redrawQueued = true;
   requestAnimationFrame(() => {
-    queued = false;
+    redrawQueued = false;
     frame();
   });
 }
@@ -33,32 +33,32 @@ function frame() {
   if (moved) panels.forEach((panel) => panel.arrange());
   panels.forEach((panel) => panel.draw());
   const slider = byId("slider");
-  slider.value = clock.byTime ? (clock.now / (clock.end || 1)) * SLIDER : clock.now;
-  const here = clock.byTime
+  slider.value = clock.byTime ? (clock.now / (clock.end || 1)) * SLIDER_MAX : clock.now;
+  const position = clock.byTime
     ? `${clock.now.toFixed(3)} of ${clock.end.toFixed(3)} s`
     : `step ${runs[0].data.first + clock.now} of ${runs[0].data.first} to ${runs[0].data.first + clock.end}`;
-  slider.setAttribute("aria-valuetext", here);
-  byId("here").textContent = here;
+  slider.setAttribute("aria-valuetext", position);
+  byId("position").textContent = position;
 }
 
-// Tell who listens rather than looks, but not every frame of a film.
-function speak() {
-  clearTimeout(spoken);
+// Announce the step to screen readers, but not while the run is playing.
+function announce() {
+  clearTimeout(announceTimer);
   if (player.playing) return;
-  spoken = setTimeout(() => {
-    const said = panels.filter((panel) => panel.run.length).map((panel) => {
-      const whose = panels.length > 1 ? `${panel.run.data.name}, ` : "";
-      return whose + sentence(panel.run, panel.run.stateAt(clock.index(panel.run)));
+  announceTimer = setTimeout(() => {
+    const summaries = panels.filter((panel) => panel.run.length).map((panel) => {
+      const name = panels.length > 1 ? `${panel.run.data.name}, ` : "";
+      return name + stepSummary(panel.run, panel.run.recordAt(clock.index(panel.run)));
     });
-    byId("live").textContent = said.join(" ");
+    byId("live").textContent = summaries.join(" ");
   }, 300);
 }
 
-function sayPlaying() {
+function updatePlayButton() {
   const button = byId("play");
   button.classList.toggle("playing", player.playing);
   button.setAttribute("aria-label", player.playing ? "pause" : "play");
-  speak();
+  announce();
 }
 
 function rearrange() {
@@ -67,33 +67,33 @@ function rearrange() {
   redraw();
 }
 
-// Every step wide enough to be seen apart, if that is asked for; else all of the run.
-function fit() {
+// Set the initial zoom: cells of INITIAL_CELL_WIDTH, or the whole run if the axis shows time.
+function resetZoom() {
   const [panel] = panels;
   panel.arrange();
-  const wanted = lens.mode === "time" ? 1 : (longest * CELL) / panel.axis.width;
-  lens.zoom = Math.max(1, Math.min(wanted, WIDEST / panel.axis.width));
-  lens.look(0);
+  const zoom = lens.mode === "time" ? 1 : (maxSteps * INITIAL_CELL_WIDTH) / panel.axis.width;
+  lens.zoom = Math.max(1, Math.min(zoom, MAX_WIDTH / panel.axis.width));
+  lens.scrollTo(0);
   rearrange();
 }
 
 function magnify(factor) {
   const { axis } = panels[0];
-  const at = axis.x(clock.index(panels[0].run)) / axis.width;
-  lens.magnify(factor, Math.min(1, Math.max(0, at)), WIDEST / axis.width);
+  const cursor = axis.x(clock.index(panels[0].run)) / axis.width;
+  lens.magnify(factor, Math.min(1, Math.max(0, cursor)), MAX_WIDTH / axis.width);
   rearrange();
 }
 
 function setUpControls() {
   const slider = byId("slider");
-  slider.max = clock.byTime ? SLIDER : clock.end;
+  slider.max = clock.byTime ? SLIDER_MAX : clock.end;
   slider.addEventListener("input", () => {
-    clock.set(clock.byTime ? (Number(slider.value) / SLIDER) * clock.end : Number(slider.value));
+    clock.set(clock.byTime ? (Number(slider.value) / SLIDER_MAX) * clock.end : Number(slider.value));
   });
   const actions = {
     first: () => clock.set(0), back: () => clock.move(-1), play: () => player.toggle(), next: () => clock.move(1),
-    last: () => clock.set(clock.end), closer: () => magnify(2), farther: () => magnify(0.5),
-    theme: () => switchTheme(),
+    last: () => clock.set(clock.end), zoomIn: () => magnify(2), zoomOut: () => magnify(0.5),
+    theme: () => toggleTheme(),
   };
   for (const [id, action] of Object.entries(actions)) byId(id).addEventListener("click", action);
   const speeds = clock.byTime ? [0.05, 0.1, 0.25, 0.5, 1, 2, 5] : [2, 5, 10, 25, 50, 100];
@@ -103,25 +103,25 @@ function setUpControls() {
     option.value = value;
     speed.append(option);
   }
-  const wanted = clock.byTime ? clock.end / 20 : longest / 30; // the whole run in half a minute
-  speed.value = speeds.reduce((best, each) => (Math.abs(each - wanted) < Math.abs(best - wanted) ? each : best));
+  const preferred = clock.byTime ? clock.end / 20 : maxSteps / 30; // plays the whole run in 20 or 30 seconds
+  speed.value = speeds.reduce((best, each) => (Math.abs(each - preferred) < Math.abs(best - preferred) ? each : best));
   player.speed = Number(speed.value);
   speed.addEventListener("change", () => (player.speed = Number(speed.value)));
   lens.mode = clock.byTime ? "time" : "step";
   byId("width").value = lens.mode;
-  byId("width").closest("label").hidden = clock.byTime; // on one clock, a second is as wide in both
+  byId("width").closest("label").hidden = clock.byTime; // two runs share one time axis
   byId("width").addEventListener("change", (event) => {
     lens.mode = event.target.value;
-    fit();
+    resetZoom();
   });
-  lens.moved = rearrange;
+  lens.onChange = rearrange;
 }
 
 const KEYS = {
   ArrowLeft: () => clock.move(-1),
   ArrowRight: () => clock.move(1),
-  PageUp: () => clock.move(-Math.max(10, Math.round(longest / 20))),
-  PageDown: () => clock.move(Math.max(10, Math.round(longest / 20))),
+  PageUp: () => clock.move(-Math.max(10, Math.round(maxSteps / 20))),
+  PageDown: () => clock.move(Math.max(10, Math.round(maxSteps / 20))),
   Home: () => clock.set(0),
   End: () => clock.set(clock.end),
   ArrowUp: () => active.followNext(-1),
@@ -131,18 +131,18 @@ const KEYS = {
   "-": () => magnify(0.5),
 };
 
-function pressed(event) {
-  const inside = event.target;
-  if (event.ctrlKey || event.altKey || event.metaKey || inside.matches("select")) return;
-  if (inside.matches("button") && event.key === " ") return; // it presses the button
-  if (inside.matches(".scrolls") && /^(Arrow|Page)(Up|Down)$/.test(event.key)) return; // it scrolls
+function onKey(event) {
+  const { target } = event;
+  if (event.ctrlKey || event.altKey || event.metaKey || target.matches("select")) return;
+  if (target.matches("button") && event.key === " ") return; // the key presses the button
+  if (target.matches(".scrolls") && /^(Arrow|Page)(Up|Down)$/.test(event.key)) return; // the key scrolls
   const action = KEYS[event.key];
   if (!action) return;
   event.preventDefault();
   action();
 }
 
-function switchTheme() {
+function toggleTheme() {
   const root = document.documentElement;
   const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   root.dataset.theme = dark ? "light" : "dark";
@@ -160,19 +160,19 @@ panels.forEach((panel) => {
   panel.root.addEventListener("focusin", () => (active = panel));
   panel.root.addEventListener("pointerdown", () => (active = panel));
 });
-clock.listeners.push(redraw, speak, () => {
-  for (const panel of panels) if (panel.run.length) panel.timeline.revealRunning(panel.run.stateAt(clock.index(panel.run)));
+clock.listeners.push(redraw, announce, () => {
+  for (const { run, timeline } of panels) if (run.length) timeline.revealRunning(run.recordAt(clock.index(run)));
 });
 setUpControls();
-document.addEventListener("keydown", pressed);
+document.addEventListener("keydown", onKey);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", rearrange);
-let widthBefore = 0;
+let lastWidth = 0;
 new ResizeObserver(([{ contentRect }]) => {
-  if (contentRect.width !== widthBefore) rearrange(); // heights change with every step
-  widthBefore = contentRect.width;
+  if (contentRect.width !== lastWidth) rearrange(); // the height changes with every step and does not matter
+  lastWidth = contentRect.width;
 }).observe(byId("runs"));
-fit();
+resetZoom();
 frame();
 
-// For whoever wants to look closer, from the browser's console: the StepRecord of a step, as all views draw it.
-window.minillm = { stateAt: (trace, index) => runs[trace].stateAt(index), Replay, clock, panels, frame };
+// For the browser's console: recordAt(0, 17) is the StepRecord of the first trace's 18th step.
+window.minillm = { recordAt: (trace, index) => runs[trace].recordAt(index), Replay, clock, panels, frame };

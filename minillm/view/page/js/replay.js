@@ -1,15 +1,15 @@
-// Replay: every step's StepRecord again, from what each step changes. It reads what ../steps.py writes, in the same order.
+// Replay: rebuilds every step's StepRecord from the changes that ../steps.py writes, in the same order.
 
-const KEY_FRAME = 16; // steps between two states that are kept, so that every step is near one
+const KEY_FRAME_INTERVAL = 16; // steps between two saved states, so that every step is close to one
 
 class Replay {
-  // run: what ../data.py made of a trace.
+  // run: the data that ../data.py made from a trace.
   constructor(run) {
     this.run = run;
-    this.frames = []; // the state before step 0, KEY_FRAME, 2 * KEY_FRAME, ... as far as anybody has come
+    this.keyFrames = []; // the states before steps 0, KEY_FRAME_INTERVAL, 2 * KEY_FRAME_INTERVAL, ... visited so far
     this.state = {
-      next: 0, // the step that comes next
-      progress: new Map(), // who -> {tokens, computed, last, table}
+      next: 0, // index of the next step
+      sequences: new Map(), // sequence index -> {numTokens, numComputed, lastToken, blockTables}
       running: [],
       waiting: [0],
       references: new Array(run.steps.length ? run.facts.num_blocks : 0).fill(0),
@@ -18,124 +18,138 @@ class Replay {
     this.newest = null;
   }
 
-  // The StepRecord of the index-th step: minillm.trace's fields, and `who` beside every request_id and completion.
+  // The StepRecord of a step, with the fields of minillm.trace and a `sequence` index beside every request_id and
+  // completion.
   at(index) {
     if (this.newest && this.newest.index === index) return this.newest;
-    const frame = Math.min(Math.floor(index / KEY_FRAME), this.frames.length - 1);
-    if (index < this.state.next || frame * KEY_FRAME > this.state.next) this.state = copied(this.frames[frame]);
+    const frame = Math.min(Math.floor(index / KEY_FRAME_INTERVAL), this.keyFrames.length - 1);
+    if (index < this.state.next || frame * KEY_FRAME_INTERVAL > this.state.next) {
+      this.state = copyState(this.keyFrames[frame]);
+    }
     while (this.state.next <= index) this.newest = this.advance();
-    this.newest.pool.references = this.state.references.slice(); // which go on changing
+    this.newest.pool.references = this.state.references.slice(); // the state's array changes in place
     return this.newest;
   }
 
   advance() {
     const { run, state } = this;
     const index = state.next;
-    if (index === this.frames.length * KEY_FRAME) this.frames.push(copied(state));
+    if (index === this.keyFrames.length * KEY_FRAME_INTERVAL) this.keyFrames.push(copyState(state));
     const step = run.steps[index];
     const text = (number) => (number < 0 ? null : run.strings[number]);
     const record = {
       index,
       step: run.first + index,
       time: step.time,
-      milliseconds: Object.fromEntries(run.stages.map((stage, place) => [stage, step.milliseconds[place]])),
-      arrived: (step.arrived || []).map((fields) => arrival(run, fields, text)),
+      milliseconds: Object.fromEntries(run.stages.map((stage, number) => [stage, step.milliseconds[number]])),
+      arrived: (step.arrived || []).map((fields) => arrivalRecord(run, fields, text)),
       aborted: (step.aborted || []).map((request) => run.requests[request]),
-      admitted: (step.admitted || []).map(([who, num_tokens, num_cached_tokens, after_preemption]) => ({
-        ...named(run, who), num_tokens, num_cached_tokens, after_preemption,
+      admitted: (step.admitted || []).map(([sequence, num_tokens, num_cached_tokens, after_preemption]) => ({
+        ...sequenceFields(run, sequence), num_tokens, num_cached_tokens, after_preemption,
       })),
-      preempted: (step.preempted || []).map(([who, num_computed]) => ({ ...named(run, who), num_computed })),
-      finished: (step.finished || []).map(([who, reason, error]) => ({
-        ...named(run, who), reason: text(reason), error: text(error),
+      preempted: (step.preempted || []).map(([sequence, num_computed]) => ({
+        ...sequenceFields(run, sequence), num_computed,
+      })),
+      finished: (step.finished || []).map(([sequence, reason, error]) => ({
+        ...sequenceFields(run, sequence), reason: text(reason), error: text(error),
       })),
     };
-    for (const { who, num_tokens, num_cached_tokens } of record.admitted) {
-      Object.assign(this.of(who), { tokens: num_tokens, computed: num_cached_tokens });
+    for (const { sequence, num_tokens, num_cached_tokens } of record.admitted) {
+      Object.assign(this.stateOf(sequence), { numTokens: num_tokens, numComputed: num_cached_tokens });
     }
-    record.running = this.runningIn(step);
-    record.chunks = this.chunksIn(step);
+    record.running = this.readRunning(step);
+    record.chunks = this.readChunks(step);
     if (step.waiting) state.waiting = step.waiting;
     record.waiting_names = state.waiting.slice(1);
     record.waiting = record.waiting_names.map((name) => run.names[name]);
     record.num_waiting = state.waiting[0];
-    record.pool = this.poolIn(step);
+    record.pool = this.readPool(step);
     state.next += 1;
     return record;
   }
 
-  of(who) {
-    let progress = this.state.progress.get(who);
-    if (!progress) this.state.progress.set(who, (progress = { tokens: 0, computed: 0, last: null, table: [] }));
-    return progress;
+  stateOf(sequence) {
+    const { sequences } = this.state;
+    if (!sequences.has(sequence)) {
+      const blockTables = this.run.facts.windows.map(() => []); // one per KV-cache group
+      sequences.set(sequence, { numTokens: 0, numComputed: 0, lastToken: null, blockTables });
+    }
+    return sequences.get(sequence);
   }
 
-  runningIn(step) {
+  readRunning(step) {
     if (step.running !== undefined) this.state.running = step.running || [];
-    const counts = byPlace(step.counts);
-    const tables = byPlace(step.tables);
-    return this.state.running.map((who, place) => {
-      const progress = this.of(who);
-      const count = counts.get(place);
-      const table = tables.get(place);
-      if (count) [, progress.tokens, progress.computed] = count;
-      if (table) progress.table = progress.table.slice(0, table[1]).concat(table.slice(2));
+    const counts = new Map((step.counts || []).map((count) => [count[0], count]));
+    for (const [index, group, numKept, ...blocks] of step.tables || []) {
+      const own = this.stateOf(this.state.running[index]);
+      own.blockTables = own.blockTables.slice();
+      own.blockTables[group] = own.blockTables[group].slice(0, numKept).concat(blocks);
+    }
+    return this.state.running.map((sequence, index) => {
+      const own = this.stateOf(sequence);
+      const count = counts.get(index);
+      if (count) [, own.numTokens, own.numComputed] = count;
       return {
-        ...named(this.run, who), num_tokens: progress.tokens, num_computed: progress.computed,
-        block_table: progress.table,
+        ...sequenceFields(this.run, sequence), num_tokens: own.numTokens, num_computed: own.numComputed,
+        block_tables: own.blockTables,
       };
     });
   }
 
-  chunksIn(step) {
+  readChunks(step) {
     const chunks = [];
     const written = step.chunks || [];
-    for (let place = 0; place < written.length; place++) {
-      const plain = typeof written[place] === "number";
-      chunks.push(plain ? this.plainDecode(written[place], written[++place]) : this.chunk(written[place]));
+    for (let position = 0; position < written.length; position++) {
+      const isPlain = typeof written[position] === "number";
+      chunks.push(isPlain ? this.plainDecode(written[position], written[++position]) : this.chunk(written[position]));
     }
     return chunks;
   }
 
-  plainDecode(who, token) {
-    const progress = this.of(who);
-    return this.chunk([who, 1, progress.computed, [progress.last], null, [[this.run.who[who][1], token]]]);
+  plainDecode(sequence, token) {
+    const { numComputed, lastToken } = this.stateOf(sequence);
+    return this.chunk([sequence, 1, numComputed, [lastToken], null, [[this.run.sequences[sequence][1], token]]]);
   }
 
-  chunk([who, decodes, start, token_ids, table, sampled]) {
+  chunk([sequence, isDecode, start, token_ids, tables, sampled]) {
     const { run } = this;
-    const progress = this.of(who);
+    const own = this.stateOf(sequence);
     const chunk = {
-      ...named(run, who), phase: decodes ? "decode" : "prefill", start, token_ids,
-      block_table: table || progress.table,
+      ...sequenceFields(run, sequence), phase: isDecode ? "decode" : "prefill", start, token_ids,
+      block_tables: tables || own.blockTables,
       sampled: sampled.map(([completion, token, logprob = null]) => {
-        const [token_id, own, text] = run.tokens[token];
+        const [token_id, tokenText, text] = run.tokens[token];
         return {
-          completion, token_id, text: run.strings[text], logprob, token_text: own < 0 ? null : run.strings[own],
+          completion, token_id, text: run.strings[text], logprob,
+          token_text: tokenText < 0 ? null : run.strings[tokenText],
         };
       }),
     };
-    const known = progress.tokens;
-    progress.computed = start + token_ids.length;
+    const numTokens = own.numTokens;
+    own.numComputed = start + token_ids.length;
     for (const token of chunk.sampled) {
-      let own = progress;
-      if (token.completion !== chunk.completion) {
-        own = this.of(whoIs(run, run.who[who][0], token.completion));
-        own.computed = progress.computed;
-        own.table = progress.table;
+      let target = own;
+      if (token.completion !== chunk.completion) { // a fork of the chunk's sequence
+        target = this.stateOf(sequenceIndex(run, run.sequences[sequence][0], token.completion));
+        target.numComputed = own.numComputed;
+        target.blockTables = own.blockTables;
       }
-      own.tokens = known + 1;
-      own.last = token.token_id;
+      target.numTokens = numTokens + 1;
+      target.lastToken = token.token_id;
     }
     return chunk;
   }
 
-  poolIn(step) {
+  readPool(step) {
     const { state } = this;
     const changes = step.references || [];
-    for (let place = 0; place < changes.length; place += 2) state.references[changes[place]] = changes[place + 1];
+    for (let position = 0; position < changes.length; position += 2) {
+      state.references[changes[position]] = changes[position + 1];
+    }
     if (step.cached) {
-      const gone = new Set(step.cached[0]);
-      state.cached = state.cached.filter((block) => !gone.has(block)).concat(step.cached[1]);
+      const [removed, added] = step.cached;
+      const isRemoved = new Set(removed);
+      state.cached = state.cached.filter((block) => !isRemoved.has(block)).concat(added);
     }
     return {
       references: state.references,
@@ -146,33 +160,30 @@ class Replay {
   }
 }
 
-// A state that goes on by itself: what is replaced as a whole is shared, what is changed in place is not.
-function copied(state) {
-  const progress = new Map();
-  for (const [who, own] of state.progress) progress.set(who, { ...own });
-  return { ...state, progress, references: state.references.slice() };
+// An independent copy of a state. Values that are only ever replaced are shared; values that change in place are copied.
+function copyState(state) {
+  const sequences = new Map();
+  for (const [sequence, own] of state.sequences) sequences.set(sequence, { ...own });
+  return { ...state, sequences, references: state.references.slice() };
 }
 
-function named(run, who) {
-  const [request, completion] = run.who[who];
-  return { who, request_id: run.requests[request], completion };
+function sequenceFields(run, sequence) {
+  const [request, completion] = run.sequences[sequence];
+  return { sequence, request_id: run.requests[request], completion };
 }
 
-// The number of a request's completion.
-function whoIs(run, request, completion) {
-  if (!run.whoByPair) {
-    run.whoByPair = new Map(run.who.map(([request, completion], who) => [`${request}.${completion}`, who]));
+// The index of the sequence that is a given completion of a request.
+function sequenceIndex(run, request, completion) {
+  if (!run.sequenceByKey) {
+    run.sequenceByKey = new Map(run.sequences.map(([request, completion], index) => [`${request}.${completion}`, index]));
   }
-  return run.whoByPair.get(`${request}.${completion}`);
+  return run.sequenceByKey.get(`${request}.${completion}`);
 }
 
-function byPlace(changes) {
-  return new Map((changes || []).map((change) => [change[0], change]));
-}
-
-function arrival(run, [who, time, num_prompt_tokens, prompt, params, n, max_tokens, priority, texts], text) {
+function arrivalRecord(run, fields, text) {
+  const [sequence, time, num_prompt_tokens, prompt, params, n, max_tokens, priority, texts] = fields;
   return {
-    who, request_id: run.requests[run.who[who][0]], time, num_prompt_tokens, prompt: text(prompt), params, n, max_tokens,
-    priority, token_texts: texts && texts.map(text),
+    sequence, request_id: run.requests[run.sequences[sequence][0]], time, num_prompt_tokens, prompt: text(prompt), params,
+    n, max_tokens, priority, token_texts: texts && texts.map(text),
   };
 }

@@ -1,104 +1,103 @@
-// Run: what the views ask of a whole run. Lanes with their cells, answers as they grew, when each step was.
+// Run: one run as the views need it: its tracks and their cells, the answers over time, and the times of the steps.
 
 class Run {
-  constructor(data, look) {
+  constructor(data, palette) {
     this.data = data;
-    this.look = look;
+    this.palette = palette;
     this.replay = new Replay(data);
     this.length = data.steps.length;
     const start = this.length ? data.steps[0].time : 0;
     this.begin = data.steps.map((step) => step.time - start); // seconds since the first step began
-    this.took = data.steps.map((step) => step.milliseconds.reduce((sum, stage) => sum + stage, 0) / 1000);
-    this.duration = this.length ? this.begin[this.length - 1] + this.took[this.length - 1] : 0;
-    this.rows = data.rows.map((row, number) => ({
-      ...row,
+    this.durations = data.steps.map((step) => step.milliseconds.reduce((sum, stage) => sum + stage, 0) / 1000);
+    this.duration = this.length ? this.begin[this.length - 1] + this.durations[this.length - 1] : 0;
+    this.tracks = data.tracks.map((track, number) => ({
+      ...track,
       number,
-      nameNumber: row.name,
-      name: data.names[row.name],
-      colour: look.owners[number % look.owners.length],
+      nameIndex: track.name,
+      name: data.names[track.name],
+      colour: palette.owners[number % palette.owners.length],
       arrival: null,
-      at: [], // the step of each token of its answer,
-      ends: [], // how much of the answer's text there is after it,
-      own: [], // and the token's own text
+      tokenSteps: [], // for each token of the answer: its step,
+      textEnds: [], // the length of the answer's text after it,
+      tokenTexts: [], // and the token's own text
       text: "",
     }));
-    this.rowsByName = new Map();
-    for (const row of this.rows) {
-      if (!this.rowsByName.has(row.nameNumber)) this.rowsByName.set(row.nameNumber, []);
-      this.rowsByName.get(row.nameNumber).push(row);
+    this.tracksByName = new Map();
+    for (const track of this.tracks) {
+      if (!this.tracksByName.has(track.nameIndex)) this.tracksByName.set(track.nameIndex, []);
+      this.tracksByName.get(track.nameIndex).push(track);
     }
     this.readAnswers();
   }
 
-  stateAt(index) {
+  recordAt(index) {
     return this.replay.at(index);
   }
 
-  // Once through all steps: which arrival each row goes back to, and how its answer grew.
+  // Go through all steps once, and collect each track's arrival and answer.
   readAnswers() {
     const arrivals = new Map();
-    const pieces = this.rows.map(() => []);
+    const pieces = this.tracks.map(() => []);
     for (let index = 0; index < this.length; index++) {
-      const record = this.stateAt(index);
+      const record = this.recordAt(index);
       for (const arrival of record.arrived) {
-        arrivals.set(this.data.who[arrival.who][0], arrival);
-        this.rowOf(arrival.who, index).arrival = arrival;
+        arrivals.set(this.data.sequences[arrival.sequence][0], arrival);
+        this.trackOf(arrival.sequence, index).arrival = arrival;
       }
       for (const chunk of record.chunks) {
-        const request = this.data.who[chunk.who][0];
-        const row = this.rowOf(chunk.who, index);
-        row.arrival = row.arrival || arrivals.get(request) || null;
+        const request = this.data.sequences[chunk.sequence][0];
+        const track = this.trackOf(chunk.sequence, index);
+        track.arrival = track.arrival || arrivals.get(request) || null;
         for (const token of chunk.sampled) {
-          const own = chunk.completion === token.completion ? chunk.who : whoIs(this.data, request, token.completion);
-          const grown = this.rowOf(own, index);
-          grown.arrival = grown.arrival || row.arrival;
-          grown.at.push(index);
-          grown.own.push(token.token_text);
-          pieces[grown.number].push(token.text);
-          grown.ends.push((grown.ends[grown.ends.length - 1] || 0) + token.text.length);
+          const isOwn = chunk.completion === token.completion;
+          const sequence = isOwn ? chunk.sequence : sequenceIndex(this.data, request, token.completion);
+          const target = this.trackOf(sequence, index);
+          target.arrival = target.arrival || track.arrival;
+          target.tokenSteps.push(index);
+          target.tokenTexts.push(token.token_text);
+          pieces[target.number].push(token.text);
+          target.textEnds.push((target.textEnds[target.textEnds.length - 1] || 0) + token.text.length);
         }
       }
     }
-    for (const row of this.rows) row.text = pieces[row.number].join("");
+    for (const track of this.tracks) track.text = pieces[track.number].join("");
   }
 
-  // The row of a completion, or of a name, as of a step: an id may be used again after its request has ended.
-  rowOf(who, index) {
-    return this.rowNamed(this.data.who[who][2], index);
+  // The track of a sequence as of a step. A request id can be reused after its request has ended.
+  trackOf(sequence, index) {
+    const tracks = this.tracksByName.get(this.data.sequences[sequence][2]) || [];
+    return tracks.findLast((track) => track.created <= index) || tracks[0] || null;
   }
 
-  rowNamed(name, index) {
-    const rows = this.rowsByName.get(name) || [];
-    return rows.findLast((row) => row.came <= index) || rows[0] || null;
-  }
-
-  // What a step meant to a row: {state, tokens}, or null before it came and after it ended.
-  cell(row, index) {
-    const place = runBefore(row.cells, index);
-    if (place >= 0 && index < row.cells[place] + row.cells[place + 1]) {
-      return { state: this.look.states[row.cells[place + 2]], tokens: row.cells[place + 3] };
+  // The state of a track in a step, {state, tokens}; null before its first step and after its end.
+  cell(track, index) {
+    const at = lastRun(track.cells, index);
+    if (at >= 0 && index < track.cells[at] + track.cells[at + 1]) {
+      return { state: this.palette.states[track.cells[at + 2]], tokens: track.cells[at + 3] };
     }
-    const there = row.since <= index && (row.until === null || index < row.until);
-    return there ? { state: "waiting", tokens: 0 } : null;
+    const isAlive = track.first <= index && (track.end === null || index < track.end);
+    return isAlive ? { state: "waiting", tokens: 0 } : null;
   }
 
-  // Up to a step: tokens of the answer, its text before the step, and what the step brought.
-  answer(row, index) {
-    const after = countUpTo(row.at, index);
-    const before = countUpTo(row.at, index - 1);
-    const end = (count) => (count ? row.ends[count - 1] : 0);
-    return { tokens: after, text: row.text.slice(0, end(before)), fresh: row.text.slice(end(before), end(after)) };
+  // The answer up to a step: its number of tokens, its text before the step, and the text that the step added.
+  answer(track, index) {
+    const after = countUpTo(track.tokenSteps, index);
+    const before = countUpTo(track.tokenSteps, index - 1);
+    const end = (count) => (count ? track.textEnds[count - 1] : 0);
+    const [oldEnd, newEnd] = [end(before), end(after)];
+    return { tokens: after, text: track.text.slice(0, oldEnd), newText: track.text.slice(oldEnd, newEnd) };
   }
 
-  // The text of the token at a position of a row, or null where the trace does not tell it.
-  tokenText(row, position) {
-    if (!row || !row.arrival) return null;
-    const answered = position - row.arrival.num_prompt_tokens;
-    const texts = answered < 0 ? row.arrival.token_texts : row.own;
-    return (texts && texts[answered < 0 ? position : answered]) ?? null;
+  // The text of the token at a position of a track, or null if the trace does not contain it.
+  tokenText(track, position) {
+    if (!track || !track.arrival) return null;
+    const answerPosition = position - track.arrival.num_prompt_tokens;
+    const inPrompt = answerPosition < 0;
+    const texts = inPrompt ? track.arrival.token_texts : track.tokenTexts;
+    return (texts && texts[inPrompt ? position : answerPosition]) ?? null;
   }
 
-  // The step under way at a time, in seconds since the first began.
+  // The step in progress at a time, in seconds since the first step began.
   indexAtTime(seconds) {
     return Math.max(0, countUpTo(this.begin, seconds) - 1);
   }
@@ -116,8 +115,8 @@ function countUpTo(values, limit) {
   return low;
 }
 
-// Where in the flat list of runs the last one begins that begins at `index` or before; -4 if there is none.
-function runBefore(cells, index) {
+// The offset in `cells` (four numbers per run) of the last run that begins at step `index` or before; -4 if there is none.
+function lastRun(cells, index) {
   let low = 0;
   let high = cells.length / 4;
   while (low < high) {

@@ -1,44 +1,48 @@
-// Tables: how every request fared, sortable; and two runs beside each other in numbers.
+// Tables: the metrics of every request, sortable, and the metrics of two runs side by side.
 
-const COLUMNS = [ // heading, what it means, how it is written; in the order in which ../data.py has the fields
+const COLUMNS = [ // heading, meaning, number format; in the order of REQUEST_METRICS in ../data.py
   ["prompt", "tokens of the prompt", "count"],
-  ["cached", "prompt tokens found in the cache", "count"],
-  ["out", "tokens generated, of all its completions", "count"],
+  ["cached", "prompt tokens found in the prefix cache", "count"],
+  ["out", "tokens generated, in all completions", "count"],
   ["queue", "time from arrival to admission", "milliseconds"],
   ["TTFT", "time to first token", "milliseconds"],
   ["TPOT", "time per output token after the first", "milliseconds"],
   ["total", "time from arrival to end", "milliseconds"],
-  ["preempted", "how often it lost its blocks", "count"],
-  ["again", "tokens computed again after that", "count"],
+  ["preempted", "number of preemptions", "count"],
+  ["recomputed", "tokens computed again after preemptions", "count"],
 ];
 
 class RequestTable {
   constructor(panel, table) {
     this.panel = panel;
     this.table = table;
-    this.sorted = { column: null, down: false };
-    const { metrics, requests, who } = panel.run.data;
-    const rows = new Map(); // of each request's first completion; where its id was used again, the last that bears it
-    for (const row of panel.run.rows) {
-      if (row.arrival && row.nameNumber === who[row.arrival.who][2]) rows.set(who[row.arrival.who][0], row);
+    this.sorted = { column: null, descending: false };
+    const { request_metrics: metrics, requests, sequences } = panel.run.data;
+    const tracks = new Map(); // of each request's first completion; if its id was reused, of the last request
+    for (const track of panel.run.tracks) {
+      if (track.arrival && track.nameIndex === sequences[track.arrival.sequence][2]) {
+        tracks.set(sequences[track.arrival.sequence][0], track);
+      }
     }
     this.lines = metrics.map(([request, reason, ...values], number) => ({
-      number, name: requests[request], reason: reason || "", values, row: rows.get(request) || null,
+      number, name: requests[request], reason: reason || "", values, track: tracks.get(request) || null,
     }));
     this.body = element("tbody");
-    this.lines.forEach((line) => (line.element = this.line(line)));
-    table.append(this.head(), this.body);
+    this.lines.forEach((line) => (line.element = this.lineElement(line)));
+    table.append(this.headElement(), this.body);
     this.sort(null);
     this.body.addEventListener("click", (event) => {
       const line = this.lines.find((each) => each.element.contains(event.target));
-      if (line && line.row) panel.follow(line.row);
+      if (line && line.track) panel.follow(line.track);
     });
   }
 
-  head() {
+  headElement() {
     const row = element("tr");
-    const all = [["request", "in order of arrival"], ["now", "at the chosen step"], ...COLUMNS, ["ended", "why it ended"]];
-    this.heads = all.map(([heading, meaning], column) => {
+    const columns = [
+      ["request", "in order of arrival"], ["state", "in the chosen step"], ...COLUMNS, ["reason", "finish reason"],
+    ];
+    this.headings = columns.map(([heading, meaning], column) => {
       const cell = element("th");
       cell.scope = "col";
       const button = element("button", "", heading);
@@ -54,69 +58,72 @@ class RequestTable {
     return head;
   }
 
-  line(line) {
+  lineElement(line) {
     const row = element("tr");
     const name = element("th");
     name.scope = "row";
-    const button = element("button", "who");
+    const button = element("button", "sequence");
     button.type = "button";
-    if (line.row) button.append(lettered(line.row));
+    if (line.track) button.append(letterElement(line.track));
     button.append(element("bdi", "name", line.name));
     name.append(button);
-    line.now = element("td", "now");
-    row.append(name, line.now);
-    COLUMNS.forEach(([, , kind], number) => row.append(element("td", "number", formatted(kind, line.values[number]))));
+    line.state = element("td", "state");
+    row.append(name, line.state);
+    COLUMNS.forEach(([, , format], number) => {
+      row.append(element("td", "number", formatted(format, line.values[number])));
+    });
     row.append(element("td", "", line.reason));
     return row;
   }
 
-  // By a column; the same one once more turns the order round. What has no value comes last.
+  // Sort by a column; a second click on the same column reverses the order. Missing values come last.
   sort(column) {
     const { sorted } = this;
-    sorted.down = column !== null && column === sorted.column ? !sorted.down : false;
+    sorted.descending = column !== null && column === sorted.column ? !sorted.descending : false;
     sorted.column = column;
     const value = (line) => {
       if (column === null) return line.number;
       if (column === 0) return line.name;
-      if (column === 1) return line.now.textContent;
+      if (column === 1) return line.state.textContent;
       return column < COLUMNS.length + 2 ? line.values[column - 2] : line.reason;
     };
-    const ordered = [...this.lines].sort((a, b) => compare(value(a), value(b), sorted.down) || a.number - b.number);
+    const ordered = [...this.lines].sort((a, b) => compare(value(a), value(b), sorted.descending) || a.number - b.number);
     this.body.replaceChildren(...ordered.map((line) => line.element));
-    this.heads.forEach((head, number) => {
-      head.setAttribute("aria-sort", number === column ? (sorted.down ? "descending" : "ascending") : "none");
+    this.headings.forEach((heading, number) => {
+      const order = sorted.descending ? "descending" : "ascending";
+      heading.setAttribute("aria-sort", number === column ? order : "none");
     });
   }
 
   draw(index) {
     const { run, followed } = this.panel;
     for (const line of this.lines) {
-      const { row } = line;
-      const cell = row && run.cell(row, index);
-      const now = cell ? cell.state : row && row.until !== null && index >= row.until ? "ended" : "to come";
-      if (line.now.textContent !== now) line.now.textContent = now;
-      const chosen = row && row === followed;
+      const { track } = line;
+      const cell = track && run.cell(track, index);
+      const state = cell ? cell.state : track && track.end !== null && index >= track.end ? "ended" : "not arrived";
+      if (line.state.textContent !== state) line.state.textContent = state;
+      const chosen = track && track === followed;
       if (line.chosen !== chosen) line.element.classList.toggle("chosen", (line.chosen = chosen));
       line.element.setAttribute("aria-current", chosen ? "true" : "false");
     }
   }
 }
 
-function compare(a, b, down) {
-  const missing = (value) => value === null || value === "";
-  if (missing(a) || missing(b)) return missing(a) - missing(b);
+function compare(a, b, descending) {
+  const isMissing = (value) => value === null || value === "";
+  if (isMissing(a) || isMissing(b)) return isMissing(a) - isMissing(b);
   const order = typeof a === "number" ? a - b : a.localeCompare(b, "en", { numeric: true });
-  return down ? -order : order;
+  return descending ? -order : order;
 }
 
-// Two runs in numbers, a line each.
+// Fill a table with the metrics of two runs, one line per run.
 function compareRuns(table, runs) {
   const head = element("tr");
-  head.append(heading("col", "run"), ...runs[0].data.run.map(([label]) => heading("col", label)));
+  head.append(headingElement("col", "run"), ...runs[0].data.run_metrics.map(([label]) => headingElement("col", label)));
   const lines = runs.map((run) => {
     const line = element("tr");
-    const cells = run.data.run.map(([, kind, value]) => element("td", "number", formatted(kind, value)));
-    line.append(heading("row", run.data.name), ...cells);
+    const cells = run.data.run_metrics.map(([, format, value]) => element("td", "number", formatted(format, value)));
+    line.append(headingElement("row", run.data.name), ...cells);
     return line;
   });
   const [top, body] = [element("thead"), element("tbody")];
@@ -125,7 +132,7 @@ function compareRuns(table, runs) {
   table.append(top, body);
 }
 
-function heading(scope, text) {
+function headingElement(scope, text) {
   const cell = element("th", "", text);
   cell.scope = scope;
   return cell;
