@@ -1,7 +1,7 @@
-"""What can be measured from a trace alone: how each request fared, and how well the run used what it had.
+"""Metrics computed from a trace alone: the latencies of each request, and the throughput and utilisation of the run.
 
-The names are those of the field: TTFT, time to first token; TPOT, time per output token after the first. Times are in
-seconds, from a request's arrival on; a token comes when its step is over.
+TTFT is the time to first token, TPOT the time per output token after the first. Times are in seconds. A token is
+available when its step ends.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from minillm.trace.records import Arrival, StepRecord
 
 @dataclass
 class RequestMetrics:
-    """How one request fared. What has not happened by the trace's end is None.
+    """Metrics of one request. Metrics of events that had not happened by the end of the trace are None.
 
     Attributes
     ----------
-    request_id, num_prompt_tokens : the request.
-    num_cached_tokens : prompt tokens found in the cache when it was first admitted.
-    num_generated_tokens : of all its completions.
-    queue_time : from arrival to the step that admitted it first.
-    ttft : from arrival to the first token of any completion.
-    tpot : mean time between two tokens of a completion; None if none has two.
-    inter_token_latencies : each time between two tokens of a completion, one completion after another.
-    end_to_end : from arrival to the end of its last completion.
-    num_preemptions : how often it, or a completion of it, lost its blocks.
-    num_recomputed_tokens : positions computed once more after that.
-    finish_reason : of the completion that ended last.
+    request_id, num_prompt_tokens : the request's id, and the length of its prompt.
+    num_cached_tokens : prompt tokens found in the prefix cache at its first admission.
+    num_generated_tokens : tokens generated in all of its completions.
+    queue_time : seconds from arrival to the step that first admitted it.
+    ttft : seconds from arrival to the first token of any completion.
+    tpot : mean seconds between two successive tokens of a completion; None if no completion has two tokens.
+    inter_token_latencies : seconds between successive tokens, one completion after another.
+    end_to_end : seconds from arrival to the end of its last completion.
+    num_preemptions : number of preemptions of its completions.
+    num_recomputed_tokens : tokens computed again after preemptions.
+    finish_reason : the reason why the last of its completions ended.
     """
 
     request_id: str
@@ -49,22 +49,22 @@ class RequestMetrics:
 
 @dataclass
 class RunMetrics:
-    """How well a run used its time, its batches and its memory. Shares are 0 to 1, means are over steps with chunks.
+    """Metrics of a whole run. Shares are from 0 to 1. Means are over the steps that computed something.
 
     Attributes
     ----------
-    num_requests, num_finished : arrived, and ended with "stop" or "length".
+    num_requests, num_finished : requests that arrived, and those that ended with "stop" or "length".
     num_steps : steps that computed something.
-    seconds : from the beginning of the first such step to the end of the last.
-    num_computed_tokens, num_generated_tokens : tokens that went in and came out.
-    throughput : tokens that came out a second.
-    mean_batch_sequences, mean_batch_tokens : sequences, and tokens, a step advanced.
-    batch_occupancy : share of `max_sequences` that a step advanced.
-    kv_utilisation : share of the blocks that were held.
-    peak_blocks : most blocks held in any step.
-    hit_rate : share of the admitted prompts' tokens that were found in the cache.
-    num_preemptions, num_recomputed_tokens : of all requests.
-    median_ttft, p95_ttft, median_tpot, p95_tpot : of the requests that have them; None if none has.
+    seconds : from the beginning of the first of these steps to the end of the last.
+    num_computed_tokens, num_generated_tokens : input tokens computed, and output tokens sampled.
+    throughput : output tokens per second.
+    mean_batch_sequences, mean_batch_tokens : sequences per step, and tokens per step.
+    batch_occupancy : mean sequences per step, as a share of `max_sequences`.
+    kv_utilisation : mean share of the blocks that were held.
+    peak_blocks : the largest number of blocks held in any step.
+    hit_rate : share of the admitted prompts' tokens that were found in the prefix cache.
+    num_preemptions, num_recomputed_tokens : sums over all requests.
+    median_ttft, p95_ttft, median_tpot, p95_tpot : over the requests that have the metric; None if no request has it.
     """
 
     num_requests: int
@@ -89,27 +89,31 @@ class RunMetrics:
 
 
 def request_metrics(trace: Trace) -> dict[str, RequestMetrics]:
-    """How each request that arrived within the trace fared, by its id, in order of arrival.
+    """Return the metrics of each request that arrived within the trace, by id, in order of arrival.
 
-    Where an id was given again after its request had finished, the later request is told of.
+    If an id was reused after its request had finished, only the last request is included.
     """
-    journeys: dict[str, _Journey] = {}
+    histories: dict[str, _RequestHistory] = {}
     for record in trace:
         for arrival in record.arrived:
-            journeys.pop(arrival.request_id, None)
-            journeys[arrival.request_id] = _Journey(arrival)
-        _follow(record, journeys)
-    return {request_id: journey.metrics() for request_id, journey in journeys.items()}
+            histories.pop(arrival.request_id, None)
+            histories[arrival.request_id] = _RequestHistory(arrival)
+        _add_step(record, histories)
+    return {request_id: history.metrics() for request_id, history in histories.items()}
 
 
 def run_metrics(trace: Trace, by_request: dict[str, RequestMetrics] | None = None) -> RunMetrics:
-    """How well the run used its time, its batches and its memory.
+    """Return the metrics of a run.
 
-    `by_request` is what `request_metrics(trace)` gave, for whoever has it already.
+    Parameters
+    ----------
+    by_request : the result of `request_metrics(trace)`; None to compute it.
     """
     steps = [record for record in trace if record.chunks]
     requests = (request_metrics(trace) if by_request is None else by_request).values()
-    firsts = [admission for record in steps for admission in record.admitted if not admission.after_preemption]
+    first_admissions = [
+        admission for record in steps for admission in record.admitted if not admission.after_preemption
+    ]
     seconds = steps[-1].end - steps[0].time if steps else 0.0
     generated = sum(len(chunk.sampled) for record in steps for chunk in record.chunks)
     ttfts = [request.ttft for request in requests if request.ttft is not None]
@@ -128,7 +132,8 @@ def run_metrics(trace: Trace, by_request: dict[str, RequestMetrics] | None = Non
         batch_occupancy=sequences / trace.facts.max_sequences,
         kv_utilisation=_mean(record.pool.num_held / record.pool.num_blocks for record in steps),
         peak_blocks=max((record.pool.num_held for record in steps), default=0),
-        hit_rate=sum(a.num_cached_tokens for a in firsts) / max(1, sum(a.num_tokens for a in firsts)),
+        hit_rate=sum(a.num_cached_tokens for a in first_admissions)
+        / max(1, sum(a.num_tokens for a in first_admissions)),
         num_preemptions=sum(request.num_preemptions for request in requests),
         num_recomputed_tokens=sum(request.num_recomputed_tokens for request in requests),
         median_ttft=percentile(ttfts, 50),
@@ -139,19 +144,19 @@ def run_metrics(trace: Trace, by_request: dict[str, RequestMetrics] | None = Non
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """The value that `percent` of `values` do not exceed, between two of them by proportion; None of no values."""
+    """Return a percentile of `values`, with linear interpolation between neighbours; None if there are no values."""
     if not values:
         return None
     ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    low = int(place)
+    rank = (len(ordered) - 1) * percent / 100
+    low = int(rank)
     high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return ordered[low] + (ordered[high] - ordered[low]) * (rank - low)
 
 
 @dataclass
-class _Journey:
-    """A request's metrics in the making."""
+class _RequestHistory:
+    """The events of one request so far, from which its metrics are computed."""
 
     arrival: Arrival
     admitted_at: float | None = None
@@ -165,49 +170,50 @@ class _Journey:
     computed: dict[int, int] = field(default_factory=dict)  # by completion: positions computed so far
 
     def metrics(self) -> RequestMetrics:
-        """What they come to."""
-        since, times = self.arrival.time, self.token_times.values()
-        gaps = [after - before for own in times for before, after in pairwise(own)]
-        first = min((own[0] for own in times), default=None)
+        """Return the metrics."""
+        arrival_time, times = self.arrival.time, self.token_times.values()
+        gaps = [after - before for completion in times for before, after in pairwise(completion)]
+        first = min((completion[0] for completion in times), default=None)
         return RequestMetrics(
             request_id=self.arrival.request_id,
             num_prompt_tokens=self.arrival.num_prompt_tokens,
             num_cached_tokens=self.num_cached_tokens,
             num_generated_tokens=sum(map(len, times)),
-            queue_time=None if self.admitted_at is None else self.admitted_at - since,
-            ttft=None if first is None else first - since,
+            queue_time=None if self.admitted_at is None else self.admitted_at - arrival_time,
+            ttft=None if first is None else first - arrival_time,
             tpot=_mean(gaps) if gaps else None,
             inter_token_latencies=gaps,
-            end_to_end=None if self.ended_at is None else self.ended_at - since,
+            end_to_end=None if self.ended_at is None else self.ended_at - arrival_time,
             num_preemptions=self.num_preemptions,
             num_recomputed_tokens=self.num_recomputed_tokens,
             finish_reason=self.finish_reason,
         )
 
 
-def _follow(record: StepRecord, journeys: dict[str, _Journey]) -> None:
-    """Note what a step brought to each request; those that came before the trace began are left out."""
+def _add_step(record: StepRecord, histories: dict[str, _RequestHistory]) -> None:
+    """Add the events of a step to the histories. Requests that arrived before the trace began have none."""
     for admission in record.admitted:
-        if (journey := journeys.get(admission.request_id)) and not admission.after_preemption:
-            journey.admitted_at, journey.num_cached_tokens = record.time, admission.num_cached_tokens
+        if (history := histories.get(admission.request_id)) and not admission.after_preemption:
+            history.admitted_at, history.num_cached_tokens = record.time, admission.num_cached_tokens
     for preemption in record.preempted:
-        if journey := journeys.get(preemption.request_id):
-            journey.num_preemptions += 1
+        if history := histories.get(preemption.request_id):
+            history.num_preemptions += 1
     for chunk in record.chunks:
-        if journey := journeys.get(chunk.request_id):
-            # A further completion parted from the first at the prompt's end: so much was computed for it, too.
-            already = journey.computed.get(chunk.completion, journey.arrival.num_prompt_tokens * (chunk.completion > 0))
-            stop = chunk.start + chunk.num_tokens
-            journey.num_recomputed_tokens += max(0, min(already, stop) - chunk.start)
-            journey.computed[chunk.completion] = max(already, stop)
+        if history := histories.get(chunk.request_id):
+            # Forks inherit the prompt, which the first completion has computed.
+            num_computed = history.computed.get(
+                chunk.completion, history.arrival.num_prompt_tokens * (chunk.completion > 0)
+            )
+            history.num_recomputed_tokens += max(0, min(num_computed, chunk.stop) - chunk.start)
+            history.computed[chunk.completion] = max(num_computed, chunk.stop)
             for token in chunk.sampled:
-                journey.token_times.setdefault(token.completion, []).append(record.end)
+                history.token_times.setdefault(token.completion, []).append(record.end)
     for finish in record.finished:
-        if journey := journeys.get(finish.request_id):
-            journey.ended.add(finish.completion)
-            if len(journey.ended) == journey.arrival.n:
-                journey.ended_at = record.time if finish.reason == "abort" else record.end
-                journey.finish_reason = finish.reason
+        if history := histories.get(finish.request_id):
+            history.ended.add(finish.completion)
+            if len(history.ended) == history.arrival.n:
+                history.ended_at = record.time if finish.reason == "abort" else record.end
+                history.finish_reason = finish.reason
 
 
 def _mean(values: Iterable[float]) -> float:
