@@ -4,7 +4,7 @@
 
 self.block_size, self.num_available : positions per block; blocks that can be handed out.
 self.num_missing(tables, num_tokens) : how many blocks the tables lack to cover `num_tokens` positions.
-self._take(evicted) : hand out a block with one reference. If the block was cached, it is appended to the list `evicted`.
+self._take(evicted) : hand out a block with one reference; if it was cached, append it to the list `evicted`.
 self._drop_reference(block) : remove one reference from a block, and free the block if that was the last.
 
 A `BlockTable` has the list `blocks` and the method `append(block)`.

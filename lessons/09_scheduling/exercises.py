@@ -59,6 +59,6 @@ def percentile(values: SequenceOf[float], percent: float) -> float | None:
     """Return the value that `percent` (0 to 100) of `values` do not exceed; None if there are no values.
 
     Of the sorted values, the first is the 0th percentile, the last is the 100th, and the others are evenly spaced in
-    between. Interpolate linearly between neighbors: `percentile([30, 10], 25)` is 15.0. Do not change `values`.
+    between. Interpolate linearly between neighbours: `percentile([30, 10], 25)` is 15.0. Do not change `values`.
     """
     raise NotImplementedError("your turn")
