@@ -98,9 +98,7 @@ print("sequences     ms/step  at best  limited by  vs. one alone      tokens/s")
 measured = {}
 for S in (1, 2, 4, 8, 16, 32):
     trace = serve(new_engine(max_sequences=S, max_batch_tokens=1024), [(prompt, answer)] * S)
-    ms = measured[S] = min(
-        sum(record.milliseconds.values()) for record in trace.steps[1:]
-    )  # step 0 is the prefill
+    ms = measured[S] = min(sum(record.milliseconds.values()) for record in trace.steps[1:])  # step 0 is the prefill
     work = decode_work(config, weight_bytes, kv_bytes, [len(prompt) + 8] * S)
     least, bound = 1000 * roofline.seconds(work), roofline.bound(work)
     print(f"{S:9} {ms:11.1f} {least:8.1f}  {bound:10} {ms / measured[1]:12.1f}x {1000 * S / ms:13.0f}")

@@ -3,10 +3,10 @@
 #
 # **How do block tables end fragmentation and share prefixes?**
 #
-# Lesson 7 filled the batch until memory was full. So whoever wastes memory wastes seats. We first count how much of it
-# is lost when every request gets one unbroken stretch, then cut memory into blocks and count again. Once tables say
-# where a text lies, two may name the same block: what one user has computed, another need not. That takes an index of
-# what is known, a rule for what to forget, and some care about who may write where.
+# Lesson 7 filled the batch until memory was full, so wasted memory means smaller batches. We first measure how much is
+# lost when every request gets one contiguous region; then we divide memory into blocks and measure again. With block
+# tables, two sequences can also list the same block, so that one reuses what the other has computed. This takes an
+# index of cached prefixes, an eviction rule, and a rule for writing to shared blocks.
 
 # %%
 from dataclasses import replace
@@ -29,19 +29,19 @@ try:
     import matplotlib.pyplot as plt
 except ImportError:
     plt = None
-    print("no Matplotlib here, so no figures")
+    print("Matplotlib is not installed, so there are no figures")
 
 # %% [markdown]
-# ## Who needs how much?
+# ## How much does each request need?
 #
-# It all depends on lengths, so let us have realistic ones. Microsoft has published [the lengths of 19,366
+# Everything depends on lengths, so we use realistic ones. Microsoft has published [the lengths of 19,366
 # requests](https://github.com/Azure/AzurePublicDataset/blob/master/AzureLLMInferenceDataset2023.md) to a chat service
-# ([Patel et al. 2023](https://arxiv.org/abs/2311.18677)). We do not need the file: below are a few of its quantiles,
-# and we draw between them. A prompt says how long it is. An answer does not; nobody knows before it has ended.
+# ([Patel et al. 2023](https://arxiv.org/abs/2311.18677)). Instead of the file, we use a few of its quantiles and
+# interpolate. A prompt's length is known on arrival, an answer's only when it ends.
 
 # %%
 shares = (0, 0.05, 0.25, 0.5, 0.75, 0.95, 1)
-prompt_quantiles = (20, 181, 396, 1020, 1189, 4083, 4142)  # the shortest and the longest are rounded
+prompt_quantiles = (20, 181, 396, 1020, 1189, 4083, 4142)  # the minimum and maximum are rounded
 answer_quantiles = (10, 41, 85, 129, 395, 451, 1000)
 
 random = np.random.default_rng(0)
@@ -52,76 +52,76 @@ for name, lengths in (("prompts", prompts), ("answers", answers), ("together", p
     print(f"{name:9} mean {lengths.mean():5.0f}, quartiles {quarters}, longest {lengths.max()}")
 
 # %% [markdown]
-# ## One stretch each
+# ## One contiguous region per request
 #
-# Memory for 65,536 positions (8.6 GB for Llama 3.1 8B in 16 bits, 3 GB for our model in float32), and a queue of 400
-# requests. Each gets one unbroken stretch as soon as one is free, adds a token in every step, and gives it back at its
-# end. How long should the stretch be? As long as any request may ever get; or the prompt, and the longest answer; or,
-# if an oracle tells us, exactly what will be needed.
+# The memory has room for 65,536 positions (8.6 GB for Llama 3.1 8B in 16 bits, 3 GB for our model in float32), and 400
+# requests wait. Each gets a contiguous region as soon as one is free, fills one more position per step, and frees the
+# region at its end. How large should the region be? As large as any request can get; or the prompt plus the longest
+# answer; or exactly what will be needed, if an oracle tells us.
 
 # %%
 pool = 65_536
 
 
 def contiguous(reserve):
-    """Mean shares of the pool, while anyone waits: tokens held, tokens still to come, never used, holes; and seats."""
+    """Return mean positions while requests wait: tokens, future tokens, never used, holes; and requests at once."""
     waiting = list(zip(prompts.tolist(), answers.tolist(), strict=True))[::-1]
-    running, seen = [], []  # running: [start, end, tokens, tokens at its end]
+    running, seen = [], []  # running: [start, end, tokens, tokens at the end]
     while waiting:
         while waiting and (start := first_gap(running, size := reserve(*waiting[-1]))) is not None:
             prompt, answer = waiting.pop()
             running.append([start, start + size, prompt, prompt + answer])
-        for stretch in running:
-            stretch[2] += 1
+        for region in running:
+            region[2] += 1
         starts, ends, held, finally_held = np.array(running).sum(axis=0)
         reserved = ends - starts
         seen.append((held, finally_held - held, reserved - finally_held, pool - reserved, len(running)))
-        running = [stretch for stretch in running if stretch[2] < stretch[3]]
+        running = [region for region in running if region[2] < region[3]]
     return np.mean(seen, axis=0)
 
 
 def first_gap(running, size):
-    """Where the first unbroken free stretch of `size` positions starts, or None."""
-    at = 0
+    """Return the start of the first contiguous free region of `size` positions, or None."""
+    free_from = 0
     for start, end, *_ in sorted(running):
-        if start - at >= size:
-            return at
-        at = end
-    return at if pool - at >= size else None
+        if start - free_from >= size:
+            return free_from
+        free_from = end
+    return free_from if pool - free_from >= size else None
 
 
 results = {
-    "the longest there can be": contiguous(lambda prompt, answer: prompt_quantiles[-1] + answer_quantiles[-1]),
+    "longest possible request": contiguous(lambda prompt, answer: prompt_quantiles[-1] + answer_quantiles[-1]),
     "prompt + longest answer": contiguous(lambda prompt, answer: prompt + answer_quantiles[-1]),
-    "what an oracle says": contiguous(lambda prompt, answer: prompt + answer),
+    "exact, from an oracle": contiguous(lambda prompt, answer: prompt + answer),
 }
-head = "reserved                   tokens  to come  never used  holes   at once"
+head = "reserved                   tokens   future  never used  holes  requests"
 
 
 def row(name, result):
-    tokens, to_come, unused, holes = result[:4] / pool
-    return f"{name:25} {tokens:7.0%} {to_come:8.0%} {unused:11.0%} {holes:6.0%} {result[4]:9.1f}"
+    tokens, future, unused, holes = result[:4] / pool
+    return f"{name:25} {tokens:7.0%} {future:8.0%} {unused:11.0%} {holes:6.0%} {result[4]:9.1f}"
 
 
 print(head, *(row(*item) for item in results.items()), sep="\n")
 
 # %% [markdown]
-# The first line is how models were served for years, and 29 % is in the range that [Kwon et al.
-# 2023](https://arxiv.org/abs/2309.06180) found in the systems of their day: 20 to 38 %. Most of it is reserved for
-# lengths that hardly anyone reaches. Yet the third line is the one to look at. Even an oracle, who reserves not one
-# position too many, leaves a quarter unused: part of it waits for tokens to come, and part is *holes* between
-# stretches, each too short for whoever is next. This is *fragmentation*, and no foresight helps against it.
+# The first line is how models were served for years. Its 29 % is within the 20 to 38 % that [Kwon et al.
+# 2023](https://arxiv.org/abs/2309.06180) measured in the systems of their time. Most of the memory is reserved for
+# lengths that few requests reach. But the third line is the important one: even an oracle that reserves no position too
+# many leaves a quarter unused. Part of that waits for future tokens, and part is *holes* between regions, each too
+# small for the next request. This is *fragmentation*, and knowing the lengths does not prevent it.
 #
 # ## Blocks
 #
-# Operating systems had this trouble in the sixties, and solved it with pages: cut memory into pieces of one size, and
-# let a table say which pieces, in which order, make up what a program takes for one stretch. A sequence's *block table*
-# is just that (lesson 4). A free block is as good as any other, so there are no holes; a sequence takes the next only
-# when it has filled the last, so nothing is reserved. In minillm, this is all it takes to grow:
+# Operating systems solved this problem in the 1960s with pages: divide memory into pieces of one size, and let a table
+# list the pieces that appear to a program as one contiguous region. A sequence's *block table* does the same (lesson
+# 4). All free blocks are equally good, so there are no holes. A sequence takes a block only when its last one is full,
+# so nothing is reserved. In minillm, this function extends the tables:
 #
 # {{ source: minillm.engine.block_allocator.BlockAllocator.allocate }}
 #
-# The same requests and the same memory, now with the scheduler of the library. Without a model; it deals in integers.
+# We serve the same requests in the same memory with minillm's scheduler, which works with integers and needs no model.
 
 
 # %%
@@ -137,8 +137,7 @@ def paged(block_size):
         tokens, held = sum(chunk.stop for chunk in plan.chunks), blocks.num_held * block_size
         if scheduler.waiting:
             seen.append((tokens, 0, held - tokens, pool - held, len(plan.chunks)))
-        sequences = [scheduler.sequence(chunk) for chunk in plan.chunks]
-        ends = [sequence.num_generated + 1 == sequence.max_tokens for sequence in sequences]
+        ends = [s.num_generated + 1 == s.max_tokens for s in map(scheduler.sequence, plan.chunks)]
         scheduler.commit(plan, [[SampledToken(0, finish_reason="length" if end else None)] for end in ends])
     return np.mean(seen, axis=0), preempted
 
@@ -153,30 +152,30 @@ results["blocks of 16"] = by_size[16][0]
 if plt:
     figure, axes = plt.subplots(figsize=(8, 3.2), num="where-memory-goes", layout="constrained")
     shares = np.array([result[:4] / pool for result in results.values()]).T
-    labels, colours = ("tokens", "to come", "never used", "holes"), ("#0072B2", "#56B4E9", "#D55E00", "#DDDDDD")
+    labels, colours = ("tokens", "future tokens", "never used", "holes"), ("#0072B2", "#56B4E9", "#D55E00", "#DDDDDD")
     for label, colour, share, end in zip(labels, colours, shares, shares.cumsum(axis=0), strict=True):
         axes.barh(list(results), share, left=end - share, color=colour, label=label)
     axes.invert_yaxis()
-    axes.set(xlabel="share of the memory, on average", xlim=(0, 1), title="What memory is filled with")
+    axes.set(xlabel="mean share of the memory", xlim=(0, 1), title="What the memory holds")
     figure.legend(frameon=False, ncols=4, loc="outside lower center")
 
 # %% [markdown]
-# From 29 % to 97 %, and from 12 seats to 40, on the same memory. What is left unused is the end of everyone's last
-# block, half a block on average, and 1 % that the scheduler keeps as a reserve. The column on the right is the price of
-# not reserving: now and then memory *is* full, and somebody has to give their blocks back and start over (lesson 9).
+# Tokens fill 97 % of the memory instead of 29 %, and 40 requests run at once instead of 12. The unused rest is the end
+# of each sequence's last block, half a block on average, and a reserve of 1 %. The last column is the price of
+# reserving nothing: sometimes memory *is* full, and a sequence must free its blocks and restart (lesson 9).
 #
-# Why not blocks of one token? Nothing would be wasted, but all that is done for a block (looking it up in attention,
-# counting its owners) would be done for every token. Most systems take 16 to 64.
+# Why not use blocks of one token? They waste nothing, but all work per block (the lookup in attention, the reference
+# count) would be done per token. Most systems use 16 to 64.
 #
-# ## Watch it happen
+# ## Watch the pool
 #
-# Now with the model: three requests in a pool of 16 blocks of 4 positions, and a letter for every block that each has.
+# Now with the model: three requests in a pool of 16 blocks of 4 positions. Letters mark each request's blocks.
 
 # %%
 
 
 def new_engine(model=llm.transformer, **options):
-    """An engine around a model, with a memory and a scheduler of its own, and the trace of what it does."""
+    """Return an engine with its own KV cache and scheduler, and the trace that records its steps."""
     options = EngineConfig(**{"num_blocks": 256} | options)
     cache = KVCache(model.config, options.num_blocks, options.block_size)
     engine = Engine(model, cache, options.scheduler(cache), tokenizer=llm.tokenizer)
@@ -191,7 +190,7 @@ def run(engine):
 
 
 def pool_map(record):
-    """A character a block: its owner, `*` if several share it, `~` if it is cached, `.` if it is free."""
+    """Return one character per block: its sequence, `*` if shared, `~` if cached, `.` if free."""
     cells = ["."] * record.pool.num_blocks
     for sequence in record.running:
         for block in sequence.block_tables[0]:
@@ -210,19 +209,19 @@ for record in trace.steps[::3]:
     print(f"step {record.step:2}  {pool_map(record)} ", {s.request_id: s.block_tables[0] for s in record.running})
 
 # %% [markdown]
-# A's table goes on in what B has left. Its keys lie all over memory, and it does not notice.
+# A's table continues with blocks that B has freed. A's keys are scattered over the pool, and this changes nothing.
 #
 # ## Two tables, one block
 #
-# Much of what a chat service is sent, it has been sent before: the system prompt, the document, everything said so far.
-# Keys and values depend on nothing but the text up to their token (lesson 4). So a *full* block can serve every
-# sequence that begins with the same text, if only it can be found. minillm keeps an index of full blocks by content, a
-# tree: what a block holds is its own tokens *behind all that they follow*, so that the way down spells a beginning, and
-# each node on it says which block that lies in ([prefix_index.py](../../minillm/engine/prefix_index.py)):
+# A chat service receives much of its input again and again: the system prompt, a document, the conversation so far.
+# Keys and values depend only on the text up to their token (lesson 4). So a *full* block can serve every sequence that
+# begins with the same text, if it can be found. minillm keeps full blocks in an index, a tree. The content of a block
+# is defined by its own tokens *and all tokens before them*. So the path from the root to a node spells a prefix, and
+# the node lists its last block ([prefix_index.py](../../minillm/engine/prefix_index.py)):
 #
 # {{ source: minillm.engine.prefix_index.PrefixIndex.follow }}
 #
-# A system prompt, and four questions one after another. The first computes all of it:
+# We ask four questions in turn after the same system prompt. The first request computes all of it:
 
 # %%
 system = "You are a patient librarian. Answer in one sentence, name a book, and never make one up. " * 16
@@ -249,8 +248,8 @@ for request in metrics.values():
 print("ms to the first token:", *(f"{1000 * request.ttft:.0f}" for request in metrics.values()))
 
 # %% [markdown]
-# Whole blocks only: the few tokens that two prompts share beyond the last full block are computed again. And are the
-# answers those that would have come without an index? Once more, in blocks of other sizes, and without any sharing:
+# Only whole blocks are found: tokens that two prompts share beyond the last full block are computed again. Are the
+# answers the same as without an index? We repeat the run with other block sizes, and without prefix caching:
 
 
 # %%
@@ -261,20 +260,20 @@ def answers_of(trace):
 for options in ({"block_size": 4}, {"block_size": 64}, {"prefix_caching": False}):
     other = ask_one_by_one(**options)
     found = sum(request.num_cached_tokens for request in request_metrics(other).values())
-    print(f"{options}: {found} tokens found; same tokens and bits: {answers_of(other) == answers_of(trace)}")
+    print(f"{options}: found {found} tokens; same tokens and bits: {answers_of(other) == answers_of(trace)}")
 
 # %% [markdown]
 # ## At the same time
 #
-# A block may be found once it has been computed, and not before. What if two people ask at the same moment? Both
-# compute everything; but when their blocks are full and turn out to be the same, the second table is pointed at the
-# first's block, and gives its own back. Two questions come together, and two a step later:
+# A block can be found only after it has been computed. What happens if two requests arrive at the same time? Both
+# compute everything. But when their blocks are full and have the same content, the second table switches to the first's
+# blocks and frees its own. Here two questions arrive together, and two more a step later:
 
 # %%
 engine, trace = new_engine(num_blocks=64)
 for name, question in zip("ABCD", questions, strict=True):
     if name == "C":
-        engine.step()  # C and D come a step later
+        engine.step()  # C and D arrive a step later
     engine.add_request(llm.encode(system + question), short, request_id=name)
 run(engine)
 for step in (0, 1, 2, len(trace) - 1):
@@ -282,14 +281,14 @@ for step in (0, 1, 2, len(trace) - 1):
     print(f"step {step:2}  {pool_map(record)}  {record.pool.num_held} held, found {record.prefix_hits or 'nothing'}")
 
 # %% [markdown]
-# A and B have found nothing, for nothing was there. The step's budget (512 tokens) was enough for all of A's prompt and
-# half of B's. C and D come when A is done, find all they have in common with it, and compute six tokens each. As B's
-# blocks fill up, they are given back: 44 held, then 36, then 25. In the end three conversations hold one system prompt.
+# A and B find nothing: the cache is empty. The step's budget (512 tokens) covers all of A's prompt and half of B's. C
+# and D arrive when A's prompt is done, find all blocks they share with it, and compute six tokens each. As B's blocks
+# fill up, they are freed: 44 are held, then 36, then 25. At the end, three conversations share the system prompt.
 #
-# ## Who may write?
+# ## Copy-on-write
 #
-# A shared block is full, so nobody has to write there, but for one case: three *completions* of a prompt (`n=3`) share
-# its last block, too, and each has a next token to put there. Each gets a copy first, but the last: *copy-on-write*.
+# A shared block is full, so no sequence writes to it. One exception: three *completions* of a prompt (`n=3`) also share
+# its last, partly filled block, and each writes its next token there. All but the last copy it first: *copy-on-write*.
 
 # %%
 engine, trace = new_engine(num_blocks=24, block_size=4)
@@ -299,30 +298,30 @@ run(engine)
 for record in trace.steps[:3]:
     copies = [f"{copy.source} to {copy.target}" for copy in record.pool.copies]
     held = [count for count in record.pool.references if count]
-    print(f"step {record.step}: owners of each block held {held}, copied {copies or 'none'}")
+    print(f"step {record.step}: references to each held block {held}, copied {copies or 'none'}")
 
 # %% [markdown]
-# ## What to forget
+# ## Eviction
 #
-# When a request ends, its blocks are *cached*: nobody holds them, but the index still finds them, until somebody needs
-# the room. Then whoever has not been used for the longest time goes first. How much is worth keeping? That depends on
-# what comes between two turns. 48 users share 256 tokens; each of their eight turns adds 100 to 400 of their own:
+# When a request ends, its blocks are *cached*: no table lists them, but the index still finds them until the pool needs
+# the room. The least recently used block is evicted first. How much is worth keeping? That depends on the requests
+# between two turns. Below, 48 users share 256 tokens, and each of their eight turns adds 100 to 400 more:
 
 # %%
-visits = [[] for _ in range(48)]  # by user, the prompts of each turn
+visits = [[] for _ in range(48)]  # for each user, the prompt of each turn
 for user in range(48):
     history = list(range(256))
     for _ in range(8):
-        start = 1000 + 10_000 * user + len(history)  # so that no two users' tokens are the same
+        start = 1000 + 10_000 * user + len(history)  # users share no other tokens
         history = history + list(range(start, start + int(random.integers(100, 400))))
         visits[user].append(history)
 turns = {"one user after another": [prompt for prompts in visits for prompt in prompts]}
 mixed = random.permutation(np.repeat(np.arange(48), 8))
-turns["all mixed"] = [visits[user].pop(0) for user in mixed]  # each user's turns stay in order
+turns["all users mixed"] = [visits[user].pop(0) for user in mixed]  # each user's turns stay in order
 
 
 def hit_rate(visits, num_blocks):
-    """Share of all prompts' tokens found in a pool of blocks of 16, the requests coming one by one."""
+    """Return the share of all prompt tokens that are found when requests run one by one; blocks have 16 positions."""
     blocks, found = BlockAllocator(num_blocks, 16), 0
     for prompt in visits:
         cached, node = blocks.match_prefix(prompt[:-1])
@@ -342,21 +341,20 @@ for order, values in rates.items():
     print(f"{order:22}", *(f"{value:6.0%}" for value in values))
 
 # %% [markdown]
-# If a user's next turn comes at once, a pool that holds one conversation finds all that can be found. If 47 others come
-# in between, all their histories must stay, and short of that, most memory is spent on remembering people who are about
-# to be forgotten. So an index alone is not enough: *where* a request is sent, and *when*, decides what it finds.
+# If a user's next turn comes at once, a pool for one conversation finds all that can be found. If the turns of 47 other
+# users come in between, the pool must hold all their histories. A smaller pool mostly holds conversations that are
+# evicted before the next turn. An index alone is not enough: *where* and *when* a request runs matters, too.
 #
-# ## What nobody looks at any more
+# ## Sliding windows
 #
-# In some layers a query sees only a *window* of the last few hundred positions. Such a layer's blocks can be given back
-# while a sequence runs, as soon as no query to come sees any of them; its table keeps its length, with -1 for what is
-# gone. But Gemma 3 has a window in five layers of six, and if a block held the keys of *all* layers, the sixth would
-# keep it. So layers that see equally far form groups, a block holds one group's, and a table names a *row* of blocks,
-# one of each group, for the same positions:
+# In some layers, a query reads only a *window* of the last few hundred positions. Such a layer's blocks can be freed
+# while the sequence runs, as soon as no later query reads them; its table holds -1 in their place. But Gemma 3 has a
+# window in only five of six layers. If a block held the keys of *all* layers, the sixth layer would keep all blocks. So
+# layers with the same window form *KV-cache groups*, each with its own blocks and its own table per sequence:
 #
 # {{ source: minillm.engine.block_table.BlockTable.free_before }}
 #
-# Our model, as if it had been made to see 32 positions in none, all, or five of six of its 30 layers:
+# We give our model a window of 32 positions in none, in all, and in five of six of its 30 layers:
 
 # %%
 traces, tensors = {}, open_checkpoint(llm.path).tensors
@@ -377,26 +375,26 @@ print(np.array(traces["5 of 6"].steps[60].running[0].block_tables))  # a row per
 print("same tokens and bits:", answers_of(traces["5 of 6"]) == answers_of(traces["5 of 6, kept"]))
 
 # %% [markdown]
-# With windows everywhere a text soon holds as much as it ever will; with five in six, a sixth of it grows on.
+# With windows everywhere, a sequence soon stops growing; with windows in five of six layers, a sixth keeps growing.
 #
 # ## What production systems do differently
 #
-# - **The index.** vLLM keys a block by a [hash of its tokens and its parent's
-#   hash](https://docs.vllm.ai/en/latest/design/prefix_caching/), which fits into a table shared by many processes.
-#   SGLang's [radix tree](https://arxiv.org/abs/2312.07104) finds prefixes of any length, and who finds most is next.
+# - **The index.** vLLM identifies a block by a [hash of its tokens and its parent's
+#   hash](https://docs.vllm.ai/en/latest/design/prefix_caching/), which fits a table shared by many processes. SGLang's
+#   [radix tree](https://arxiv.org/abs/2312.07104) finds prefixes of any length; the longest match runs first.
 # - **Groups of layers.** vLLM has [the same](https://docs.vllm.ai/en/latest/design/hybrid_kv_cache_manager/).
-# - **Page tables in hardware.** [vAttention](https://arxiv.org/abs/2405.04437) leaves the sequence in one stretch of
-#   *virtual* memory and lets the GPU's own page tables do the rest, so that attention kernels need know nothing of it.
-# - **More memory behind the memory.** What is evicted goes to the host's memory, a disk, or a machine next door:
-#   [Mooncake](https://arxiv.org/abs/2407.00079), lesson 13. A router that knows who has what sends people there.
-# - **Walls.** A hit is quicker, and quicker can be measured: [Gu et al. 2025](https://arxiv.org/abs/2502.07776) found
-#   seven providers whose customers shared one cache, so that one could have learnt what another had asked. vLLM can add
-#   a [salt](https://docs.vllm.ai/en/latest/design/prefix_caching/) to the hashes, for those who are to share.
+# - **Page tables in hardware.** [vAttention](https://arxiv.org/abs/2405.04437) keeps a sequence contiguous in *virtual*
+#   memory and uses the GPU's own page tables, so attention kernels need no block tables.
+# - **More memory.** Evicted blocks move to host memory, a disk, or another machine
+#   ([Mooncake](https://arxiv.org/abs/2407.00079), lesson 13). A router sends requests to where their prefix is.
+# - **Isolation.** A cache hit is measurably faster: [Gu et al. 2025](https://arxiv.org/abs/2502.07776) found seven
+#   providers whose customers shared one cache, so that one could learn what another had asked. In vLLM, only requests
+#   with the same [salt](https://docs.vllm.ai/en/latest/design/prefix_caching/) share blocks.
 #
 # ## Exercises
 #
-# In [exercises.py](exercises.py); `pytest lessons/08_paging` tells you whether they are right.
+# Write the functions in [exercises.py](exercises.py), and test them with `pytest lessons/08_paging`.
 #
-# 1. `extend`: blocks for a table that grows. All that it needs or, if there are too few, none.
-# 2. `follow`: how much of a prompt is known, down a tree of blocks that follow each other.
-# 3. `own`: a copy of a shared block before it is written, and one owner fewer for the original.
+# 1. `allocate`: append all the blocks that a sequence's tables need or, if too few are available, none.
+# 2. `follow`: find the longest known prefix of a prompt in a tree of blocks.
+# 3. `copy_on_write`: replace a shared block before it is written, and drop one reference to the original.
