@@ -379,7 +379,7 @@ class LLM:
 def _recommended(checkpoint: Checkpoint) -> SamplingParams:
     """Return the sampling parameters that a checkpoint recommends, checked."""
     try:
-        return SamplingParams(**checkpoint.recommended)
+        return SamplingParams(**checkpoint.recommended_sampling)
     except RequestError as error:
         raise CheckpointError(f"{checkpoint.path}: its recommended sampling parameters are invalid: {error}") from error
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from minillm.checkpoints.hf_layouts import LAYOUTS
+from minillm.checkpoints.hf_architectures import ARCHITECTURES
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
@@ -40,7 +40,7 @@ def test_the_table_of_models_links_to_the_lines_it_quotes():
     assert len(relink.LINK.findall(page)) > 30
     assert relink.relinked(page, ROOT / "docs") == page, "run python docs/relink.py"
     architectures = set(re.findall(r"\| `(\w+)` \| ", page.partition("| --- |")[2]))
-    assert architectures == set(LAYOUTS)  # one row per architecture
+    assert architectures == set(ARCHITECTURES)  # one row per architecture
 
 
 def test_the_readme_has_both_commands():

@@ -209,7 +209,7 @@ def scales(in_parts):
 for bits, with_minimum, in_parts in itertools.product((4, 5, 6, 8), (False, True), (False, True)):
     least = 0 if with_minimum and bits < 8 else -(2 ** (bits - 1))
     codes = rng.integers(least, least + 2**bits, (3, 2, 32)).astype(np.int8)
-    make = QuantizedMatrix.of_parts if in_parts else QuantizedMatrix
+    make = QuantizedMatrix.from_quantized_scales if in_parts else QuantizedMatrix
     matrix = make(codes, scales(in_parts), scales(in_parts) if with_minimum else None, bits=bits)
     kept, weights = jit.as_matrix(matrix), matrix.dequantize()
     np.testing.assert_allclose(jit.embed(np.arange(3, dtype=np.int32), kept), weights, rtol=1e-6, atol=1e-6)

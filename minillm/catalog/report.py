@@ -1,4 +1,4 @@
-"""Report: how a person hears of what takes a while."""
+"""Report: show the progress of a download to the user."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-OnBytes = Callable[[int, int], None]  # bytes done, bytes in all (0 while that is not known)
+OnBytes = Callable[[int, int], None]  # called with the bytes done and the total, which is 0 while unknown
 
 
 class Report:
-    """Tells a person on stderr how a fetch goes: a live bar on a terminal, plain lines anywhere else.
+    """Show the progress of a download on stderr: a progress bar on a terminal, plain lines otherwise.
 
-    Hand `resolve` an object with the same two methods to show it elsewhere, or not at all.
+    To show progress elsewhere, or to hide it, pass an object with the same two methods to `resolve`.
     """
 
     def line(self, text: str) -> None:
-        """Say one thing, for good."""
+        """Print a line that stays on the screen."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     @contextmanager
     def bar(self, text: str) -> Iterator[OnBytes]:
-        """Show how far a stage is while the `with` block runs; it yields what to call as bytes arrive."""
+        """Show a progress bar during the `with` block, which receives a function to call as bytes arrive."""
         if not self._console.is_terminal:
             yield lambda done, total: None
             return
@@ -40,7 +40,7 @@ class Report:
 
     @cached_property
     def _console(self) -> Console:
-        # Imported here: a warm start has nothing to say, and should not pay for rich.
+        # Imported here, because a cached model prints nothing and should not spend time on importing rich.
         from rich.console import Console
 
         return Console(stderr=True, force_terminal=sys.stderr.isatty())

@@ -1,4 +1,4 @@
-"""Bytes on disk -> config, named tensors, tokenizer. One module per file format, one `Checkpoint` from all."""
+"""Open model files: read the config, the named tensors and the tokenizer. Every format becomes a `Checkpoint`."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ __all__ = ["Checkpoint", "StoredTensor", "open_checkpoint"]
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a `.gguf` file, or a folder in Hugging Face's layout (`config.json` and `*.safetensors`).
+    """Open a `.gguf` file, or a folder in Hugging Face format (`config.json` and `*.safetensors`).
 
     Raises
     ------
-    CheckpointError when files are absent, damaged, or contradict each other.
-    UnsupportedError when they are in order but describe a model that is not implemented here.
+    CheckpointError
+        A file is missing or damaged, or two files contradict each other.
+    UnsupportedError
+        The files are valid, but minillm does not implement the model they describe.
     """
     path = Path(path)
     if path.is_dir():
         return open_folder(path)
     if path.suffix == ".safetensors":
-        raise CheckpointError(f"{path}: holds weights but no config; open the folder it lies in")
+        raise CheckpointError(f"{path}: holds weights but no config; open the folder that contains it")
     return open_gguf(path)

@@ -1,124 +1,130 @@
-"""Fields: the numbers and words of a file's header, each checked for its kind before anybody relies on it."""
+"""Read the fields of a file's header, checking the type and range of each one."""
 
 from __future__ import annotations
 
 import json
 import reprlib
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from minillm.errors import CheckpointError
 
-LARGEST_INTEGER = 2**31 - 1  # no size of a real model comes near
-SMALLEST_FLOAT, LARGEST_FLOAT = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # of float32, in which models compute
+MAX_INTEGER = 2**31 - 1  # far above any size in a real model
+MIN_FLOAT, MAX_FLOAT = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # normal float32 numbers; models compute in float32
 _REQUIRED: Any = object()
 
 
 class Fields:
-    """A mapping read from a file, with accessors that raise CheckpointError unless a field is what it must be.
+    """Fields read from a file. Each accessor checks its field and raises CheckpointError if the field is invalid.
 
-    A field that is absent, or JSON's null, takes the accessor's default; without a default it is required.
+    If a field is missing or null, the accessor returns its default. A field without a default is required.
 
     Parameters
     ----------
-    values : what the file said
-    where : how messages call the file
-    prefix : put before every name, in the mapping and in messages, such as `"llama."`
-    aliases : what this file calls a field, where it is not the name that is asked for
+    values : the fields as read from the file
+    source : the file, as error messages name it
+    prefix : put in front of every field name, in the mapping and in messages; for example `"llama."`
+    aliases : the file's names of fields that it names differently
     """
 
     def __init__(
-        self, values: Mapping[str, Any], where: str, prefix: str = "", aliases: Mapping[str, str] | None = None
+        self, values: Mapping[str, Any], source: str, prefix: str = "", aliases: Mapping[str, str] | None = None
     ):
         self.values = values
-        self.where = where
+        self.source = source
         self.prefix = prefix
         self.aliases = aliases or {}
 
     def key(self, name: str) -> str:
-        """What the file calls a field."""
+        """Return the name of a field in the file."""
         return self.prefix + self.aliases.get(name, name)
 
     def get(self, name: str, default: Any = _REQUIRED) -> Any:
-        """The field as the file has it."""
+        """Return a field's value, unchecked."""
         value = self.values.get(self.key(name))
         if value is not None:
             return value
         if default is _REQUIRED:
-            raise CheckpointError(f"{self.where}: field {self.key(name)!r} is missing")
+            raise CheckpointError(f"{self.source}: field {self.key(name)!r} is missing")
         return default
 
-    def over(self, defaults: Mapping[str, Any], aliases: Mapping[str, str] | None = None) -> Fields:
-        """The same fields, and values for absent ones. Null is not absent here: it may say "none" of what is usual."""
-        return Fields({**defaults, **self.values}, self.where, self.prefix, aliases)
+    def with_defaults(self, defaults: Mapping[str, Any], aliases: Mapping[str, str] | None = None) -> Fields:
+        """Return these fields, with default values for missing ones. A null field stays null: it may mean "none"."""
+        return Fields({**defaults, **self.values}, self.source, self.prefix, aliases)
 
     def integer(self, name: str, default: Any = _REQUIRED) -> Any:
-        """A whole number, 1 to 2^31 - 1; or the default, whatever that is."""
+        """Return an integer from 1 to 2^31 - 1, or the default, which may be of any type."""
         value = self.get(name, default)
-        if value is default or (_is_whole(value) and 1 <= value <= LARGEST_INTEGER):
+        if value is default or (_is_integer(value) and 1 <= value <= MAX_INTEGER):
             return value
-        raise self.wrong(name, value, f"an integer from 1 to {LARGEST_INTEGER:,}")
+        raise self.invalid(name, value, f"an integer from 1 to {MAX_INTEGER:,}")
 
     def number(self, name: str, default: Any = _REQUIRED) -> Any:
-        """A positive number, as a float, that float32 can hold; or the default, whatever that is."""
+        """Return a positive number that float32 can hold, as a float, or the default, which may be of any type."""
         value = self.get(name, default)
         if value is default:
             return value
-        if (_is_whole(value) or isinstance(value, float)) and SMALLEST_FLOAT <= value <= LARGEST_FLOAT:
+        if (_is_integer(value) or isinstance(value, float)) and MIN_FLOAT <= value <= MAX_FLOAT:
             return float(value)
-        raise self.wrong(name, value, "a positive finite number")
+        raise self.invalid(name, value, "a positive finite number")
 
     def flag(self, name: str, default: Any = _REQUIRED) -> bool:
-        """True or false."""
+        """Return a boolean."""
         value = self.get(name, default)
         if isinstance(value, bool):
             return value
-        raise self.wrong(name, value, "true or false")
+        raise self.invalid(name, value, "true or false")
 
     def text(self, name: str, default: Any = _REQUIRED) -> str:
-        """A string."""
+        """Return a string."""
         value = self.get(name, default)
         if isinstance(value, str):
             return value
-        raise self.wrong(name, value, "a string")
+        raise self.invalid(name, value, "a string")
 
     def section(self, name: str) -> Fields:
-        """A mapping of further fields; an empty one when absent."""
+        """Return the fields of a nested object. A missing section has no fields."""
         value = self.get(name, {})
         if isinstance(value, dict):
-            return Fields(value, f"{self.where}, {name!r}")
-        raise self.wrong(name, value, "an object of fields")
+            return Fields(value, f"{self.source}, {name!r}")
+        raise self.invalid(name, value, "an object of fields")
 
-    def wrong(self, name: str, value: Any, wanted: str) -> CheckpointError:
-        """The error to raise for a field that is not `wanted`."""
+    def invalid(self, name: str, value: Any, expected: str) -> CheckpointError:
+        """Return the error to raise for an invalid field."""
         found = f"{reprlib.repr(value)} ({type(value).__name__})"
-        return CheckpointError(f"{self.where}: field {self.key(name)!r} is {found}, wanted {wanted}")
+        return CheckpointError(f"{self.source}: field {self.key(name)!r} is {found}, expected {expected}")
 
 
-def parse_json(data: bytes, where: str) -> dict[str, Any]:
-    """Decode a JSON object whose keys are distinct; CheckpointError says where it is not one."""
+def parse_json(data: bytes, source: str) -> dict[str, Any]:
+    """Decode a JSON object.
+
+    Raises
+    ------
+    CheckpointError
+        The bytes are not a JSON object, or a key appears twice in one object.
+    """
     try:
         value = json.loads(data.decode("utf-8"), object_pairs_hook=_distinct)
     except UnicodeDecodeError as error:
-        raise CheckpointError(f"{where}: not UTF-8 at byte {error.start:,}") from None
+        raise CheckpointError(f"{source}: not UTF-8 at byte {error.start:,}") from None
     except RecursionError:
-        raise CheckpointError(f"{where}: nested deeper than {sys.getrecursionlimit():,} levels") from None
-    except ValueError as error:  # a JSONDecodeError, a duplicate, or an integer of thousands of digits
-        raise CheckpointError(f"{where}: not valid JSON: {error}") from None
+        raise CheckpointError(f"{source}: nested deeper than {sys.getrecursionlimit():,} levels") from None
+    except ValueError as error:  # a JSONDecodeError, a duplicate key, or an integer of thousands of digits
+        raise CheckpointError(f"{source}: not valid JSON: {error}") from None
     if not isinstance(value, dict):
-        raise CheckpointError(f"{where}: holds a JSON {type(value).__name__}, wanted an object")
+        raise CheckpointError(f"{source}: holds a JSON {type(value).__name__}, expected an object")
     return value
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise ValueError(f"key {twice!r} appears twice in one object")
+        duplicate = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"key {duplicate!r} appears twice in one object")
     return fields
 
 
-def _is_whole(value: Any) -> bool:
+def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""Cursor: the smallest parts of a GGUF file, read one after another: numbers, strings, arrays."""
+"""Cursor: read the numbers, strings and arrays of a GGUF file one after another."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from minillm.checkpoints.checkpoint import map_file
+from minillm.checkpoints.mapped_file import map_file
 from minillm.errors import CheckpointError
 
-MAX_NESTING = 4  # arrays in arrays; real files have none
+MAX_NESTING = 4  # levels of arrays within arrays; real files have none
 
-# Types of metadata values.
-SCALARS = {  # number in the file -> layout
+# Types of metadata values, by their number in the file.
+SCALARS = {
     0: struct.Struct("<B"),
     1: struct.Struct("<b"),
     2: struct.Struct("<H"),
@@ -27,68 +27,71 @@ SCALARS = {  # number in the file -> layout
     12: struct.Struct("<d"),
 }
 BOOL, STRING, ARRAY = 7, 8, 9
-# What a value takes at the least: an element type and a count for an array, a length for a string.
-SMALLEST_VALUE = {kind: layout.size for kind, layout in SCALARS.items()} | {BOOL: 1, STRING: 8, ARRAY: 12}
+# The fewest bytes that a value takes: an array has an element type and a count, a string has a length.
+MIN_VALUE_BYTES = {kind: layout.size for kind, layout in SCALARS.items()} | {BOOL: 1, STRING: 8, ARRAY: 12}
 
 
 class Cursor:
-    """A position in the mapped file. Each method reads one thing and moves on, if that many bytes remain."""
+    """A position in a memory-mapped file.
+
+    Each method reads one item and advances the position. It raises CheckpointError if too few bytes remain.
+    """
 
     def __init__(self, path: Path):
         self.path = path
         self.data = map_file(path)
         self.size = len(self.data)
         self.position = 0
-        self.reading = "the header"  # for messages: what the bytes at hand belong to
+        self.reading = "the header"  # the item being read, for error messages
 
     def damaged(self, problem: str) -> CheckpointError:
-        """The error to raise for what is being read."""
+        """Return the error to raise for an invalid item."""
         return CheckpointError(f"{self.path}: {self.reading} {problem}")
 
-    def truncated(self, wanted: str, found: str) -> CheckpointError:
-        """The error to raise where more bytes are wanted than there are."""
-        return self.damaged(f"{wanted} but {found} (truncated download? delete the file and fetch it again)")
+    def truncated(self, needed: str, found: str) -> CheckpointError:
+        """Return the error to raise if the file is too short for the item."""
+        return self.damaged(f"{needed} but {found}; if a download was interrupted, download the file again")
 
     def need(self, num_bytes: int) -> None:
         """Raise CheckpointError unless `num_bytes` remain."""
         remaining = self.size - self.position
         if num_bytes > remaining:
-            raise self.truncated(f"wants {num_bytes:,} bytes at byte {self.position:,}", f"only {remaining:,} remain")
+            raise self.truncated(f"needs {num_bytes:,} bytes at byte {self.position:,}", f"only {remaining:,} remain")
 
     def take(self, num_bytes: int) -> bytes:
-        """The next bytes."""
+        """Read `num_bytes` bytes."""
         self.need(num_bytes)
         self.position += num_bytes
         return self.data[self.position - num_bytes : self.position]
 
     def scalar(self, layout: struct.Struct) -> Any:
-        """One number."""
+        """Read one number."""
         return layout.unpack(self.take(layout.size))[0]
 
     def unsigned32(self) -> int:
-        """A u32."""
+        """Read a u32."""
         return self.scalar(SCALARS[4])
 
     def unsigned64(self) -> int:
-        """A u64."""
+        """Read a u64."""
         return self.scalar(SCALARS[10])
 
-    def count(self, smallest: int, what: str) -> int:
-        """The number of things that follow here or later, each of which takes at least `smallest` bytes."""
+    def count(self, min_bytes: int, items: str) -> int:
+        """Read a number of items, and check that the rest of the file can hold them at `min_bytes` bytes each."""
         count = self.unsigned64()
-        if count * smallest > self.size - self.position:
+        if count * min_bytes > self.size - self.position:
             raise self.truncated(
-                f"announces {count:,} {what} of at least {smallest} bytes each",
+                f"announces {count:,} {items} of at least {min_bytes} bytes each",
                 f"only {self.size - self.position:,} bytes remain",
             )
         return count
 
     def string(self) -> str:
-        """One string."""
+        """Read one string."""
         return self.strings(1)[0]
 
     def strings(self, count: int) -> list[str]:
-        """`count` strings in a row. A vocabulary has 100,000 of them, so this loop is kept tight."""
+        """Read `count` consecutive strings. The loop is written for speed: a vocabulary may have 100,000 strings."""
         data, size, position = self.data, self.size, self.position
         read_length = SCALARS[10].unpack_from
         strings = []
@@ -110,7 +113,7 @@ class Cursor:
         return strings
 
     def value(self, kind: int, nesting: int = 0) -> Any:
-        """One metadata value of a type given by its number."""
+        """Read one metadata value; `kind` is the number of its type."""
         if kind in SCALARS:
             return self.scalar(SCALARS[kind])
         if kind == BOOL:
@@ -119,16 +122,16 @@ class Cursor:
             return self.string()
         if kind == ARRAY:
             return self.array(nesting + 1)
-        raise self.damaged(f"has a value of type {kind:,}, wanted 0 to {max(SMALLEST_VALUE)}")
+        raise self.damaged(f"has a value of type {kind:,}, expected 0 to {max(MIN_VALUE_BYTES)}")
 
     def array(self, nesting: int) -> list[Any]:
-        """One array, whose elements may be arrays."""
+        """Read one array, whose elements may be arrays."""
         if nesting > MAX_NESTING:
-            raise self.damaged(f"has arrays nested more than {MAX_NESTING} deep")
+            raise self.damaged(f"has arrays nested more than {MAX_NESTING} levels deep")
         kind = self.unsigned32()
-        if kind not in SMALLEST_VALUE:
-            raise self.damaged(f"has elements of type {kind:,}, wanted 0 to {max(SMALLEST_VALUE)}")
-        count = self.count(SMALLEST_VALUE[kind], "elements")
+        if kind not in MIN_VALUE_BYTES:
+            raise self.damaged(f"has elements of type {kind:,}, expected 0 to {max(MIN_VALUE_BYTES)}")
+        count = self.count(MIN_VALUE_BYTES[kind], "elements")
         if kind in SCALARS:
             layout = SCALARS[kind]
             return np.frombuffer(self.take(count * layout.size), layout.format).tolist()
@@ -139,8 +142,8 @@ class Cursor:
         return [self.array(nesting + 1) for _ in range(count)]
 
     def array_of_bools(self, count: int) -> list[bool]:
-        """`count` truth values, a byte each."""
+        """Read `count` booleans of one byte each."""
         values = self.take(count)
         if values.strip(b"\0\1"):
-            raise self.damaged("has a truth value that is neither 0 nor 1")
+            raise self.damaged("has a boolean that is neither 0 nor 1")
         return [value == 1 for value in values]

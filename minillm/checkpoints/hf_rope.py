@@ -1,7 +1,7 @@
-"""The rotary settings of a config.json, in the many ways they have been written.
+"""Read the settings of rotary position embeddings from `config.json`, in every form that transformers has used.
 
-One section `rope_parameters` since transformers 5; `rope_theta` beside a section `rope_scaling` before, in which the
-kind was first called `type` and then `rope_type`.
+Since transformers 5, one section `rope_parameters` holds them. Older versions wrote a field `rope_theta` and a section
+`rope_scaling`, which named the type of scaling `rope_type` or, in the oldest form, `type`.
 """
 
 from __future__ import annotations
@@ -15,69 +15,72 @@ from minillm.model.rope import longrope_attention_factor, yarn_attention_factor
 
 
 def read_rope(fields: Fields, default_theta: float = 10000.0) -> dict[str, Any]:
-    """ModelConfig's `rope_theta` and `rope_scaling`."""
+    """Return `rope_theta` and `rope_scaling` of ModelConfig."""
     rope = rope_section(fields)
     nested = sorted(name for name, value in rope.values.items() if isinstance(value, dict))
     if nested:
         raise UnsupportedError(
-            f"{rope.where}: has a section {nested[0]!r:.60}; of this architecture only one way of turning for all "
-            "layers is implemented"
+            f"{rope.source}: has a section {nested[0]!r:.60}; for this architecture, only the same rotary settings in "
+            "all layers are implemented"
         )
     for section in (fields, rope):
         if section.number("partial_rotary_factor", 1.0) != 1.0:
             raise UnsupportedError(
-                f"{section.where}: partial_rotary_factor is {section.number('partial_rotary_factor')}; "
-                "of this architecture only rotating whole heads is implemented"
+                f"{section.source}: partial_rotary_factor is {section.number('partial_rotary_factor')}; "
+                "for this architecture, only rotating whole heads is implemented"
             )
     theta = rope.number("rope_theta", None) or fields.number("rope_theta", default_theta)
     return {"rope_theta": theta, "rope_scaling": read_scaling(rope, fields.integer("max_position_embeddings"))}
 
 
 def read_two_ropes(fields: Fields) -> dict[str, Any]:
-    """The same of models whose layers with a window turn at a pace of their own, never scaled.
+    """Return the rotary settings of a model whose sliding-window layers use a theta of their own, without scaling.
 
-    Written as a section for each kind of layer; or for all others as ever, and a field `rope_local_base_freq`.
+    `config.json` has one section per type of layer. Older files have the usual section for full-attention layers, and
+    a field `rope_local_base_freq` for the theta of sliding-window layers.
     """
-    both = fields.section("rope_parameters")
-    unknown = sorted(both.values.keys() - {"full_attention", "sliding_attention"})
+    sections = fields.section("rope_parameters")
+    unknown = sorted(sections.values.keys() - {"full_attention", "sliding_attention"})
     if unknown:
         raise UnsupportedError(
-            f"{both.where}: has {unknown[0]!r:.60}; implemented are 'full_attention' and 'sliding_attention', "
-            "a section each"
+            f"{sections.source}: has {unknown[0]!r:.60}; implemented are the sections 'full_attention' and "
+            "'sliding_attention'"
         )
-    rope, own = both.section("full_attention"), both.section("sliding_attention")
+    rope, window_rope = sections.section("full_attention"), sections.section("sliding_attention")
     if not rope.values:
         rope = fields.section("rope_scaling")
-    if own.text("rope_type", "default") != "default":
+    window_kind = window_rope.text("rope_type", "default")
+    if window_kind != "default":
         raise UnsupportedError(
-            f"{own.where}: rope_type is {own.text('rope_type')!r:.60}; 'default' is implemented where a window is"
+            f"{window_rope.source}: rope_type is {window_kind!r:.60}; only 'default' is implemented for sliding windows"
         )
     return {
         "rope_theta": rope.number("rope_theta", None) or fields.number("rope_theta", 1e6),
         "rope_scaling": read_scaling(rope, fields.integer("max_position_embeddings")),
-        "window_rope_theta": own.number("rope_theta", None) or fields.number("rope_local_base_freq", 1e4),
+        "window_rope_theta": window_rope.number("rope_theta", None) or fields.number("rope_local_base_freq", 1e4),
     }
 
 
 def read_partial_rope(fields: Fields) -> dict[str, Any]:
-    """The same of Phi-3, which may turn a part of each head, and has two lists of factors, for short and long texts.
+    """Return the rotary settings of Phi-3, which may rotate only a part of each head.
 
-    Only texts within the context that the short factors are for can be computed: beyond, all keys so far would have to
-    be turned anew, and a text would no longer give the same bits however it was cut.
+    Phi-3 has two lists of factors, for short and for long texts. minillm limits the context to the range of the short
+    factors. To go beyond it, all earlier keys would have to be rotated again, and the result would depend on how the
+    text was divided into chunks.
     """
     rope = rope_section(fields)
     context_length = fields.integer("max_position_embeddings")
     head_dim = fields.integer("hidden_size") // fields.integer("num_attention_heads")
-    part = rope.number("partial_rotary_factor", None) or fields.number("partial_rotary_factor", 1.0)
+    rotary_fraction = rope.number("partial_rotary_factor", None) or fields.number("partial_rotary_factor", 1.0)
     settings = {
         "rope_theta": rope.number("rope_theta", None) or fields.number("rope_theta", 10000.0),
-        "rotary_dim": int(fields.integer("head_dim", head_dim) * part) if part != 1 else None,
+        "rotary_dim": int(fields.integer("head_dim", head_dim) * rotary_fraction) if rotary_fraction != 1 else None,
     }
     kind = rope.text("rope_type", rope.get("type", "default"))
     if kind == "default":
         return settings
-    if kind not in ("longrope", "su", "yarn"):  # its older names
-        raise UnsupportedError(f"{rope.where}: rope_type is {kind!r:.60}; implemented are 'default' and 'longrope'")
+    if kind not in ("longrope", "su", "yarn"):  # "su" and "yarn" are older names
+        raise UnsupportedError(f"{rope.source}: rope_type is {kind!r:.60}; implemented are 'default' and 'longrope'")
     original = fields.integer("original_max_position_embeddings")
     factor = rope.number("factor", None) or context_length / original
     scaling = RopeScaling(
@@ -92,22 +95,22 @@ def read_partial_rope(fields: Fields) -> dict[str, Any]:
 def _factors(rope: Fields, name: str) -> tuple[float, ...]:
     factors = rope.get(name)
     if not isinstance(factors, list) or not factors:
-        raise rope.wrong(name, factors, "a list of positive numbers")
-    return tuple(Fields({name: factor}, rope.where).number(name) for factor in factors)
+        raise rope.invalid(name, factors, "a list of positive numbers")
+    return tuple(Fields({name: factor}, rope.source).number(name) for factor in factors)
 
 
 def rope_section(fields: Fields) -> Fields:
-    """The section that says how frequencies are scaled, or one without fields."""
+    """Return the section with the scaling of rotary frequencies, which may be empty."""
     section = fields.section("rope_scaling")
     return section if section.values else fields.section("rope_parameters")
 
 
 def read_scaling(rope: Fields, context_length: int) -> RopeScaling | None:
-    """The scaling that a section describes, of a model made for `context_length` positions."""
+    """Return the scaling that a section describes, for a model with `context_length` positions."""
     kind = rope.text("rope_type", rope.get("type", "default"))
     if kind not in SCALINGS:
         raise UnsupportedError(
-            f"{rope.where}: rope_type is {kind!r:.60}; implemented are {', '.join(map(repr, SCALINGS))}"
+            f"{rope.source}: rope_type is {kind!r:.60}; implemented are {', '.join(map(repr, SCALINGS))}"
         )
     return SCALINGS[kind](rope, context_length)
 
@@ -117,8 +120,8 @@ def _default(rope: Fields, context_length: int) -> None:
 
 
 def _dynamic(rope: Fields, context_length: int) -> None:
-    """Sets in beyond the model's context, and no text here goes there: see `RopeScaling`."""
-    rope.number("factor")
+    """Return no scaling: it starts beyond the model's context, which minillm never exceeds. See `RopeScaling`."""
+    rope.number("factor")  # checked, although unused
 
 
 def _linear(rope: Fields, context_length: int) -> RopeScaling:
@@ -140,10 +143,10 @@ def _llama3(rope: Fields, context_length: int) -> RopeScaling:
 def _yarn(rope: Fields, context_length: int) -> RopeScaling:
     original = rope.integer("original_max_position_embeddings", context_length)
     factor = rope.number("factor", None) or context_length / original
-    weight, weight_of_all = rope.number("mscale", None), rope.number("mscale_all_dim", None)
+    mscale, mscale_all_dim = rope.number("mscale", None), rope.number("mscale_all_dim", None)
     attention_factor = yarn_attention_factor(factor)
-    if weight and weight_of_all:
-        attention_factor = yarn_attention_factor(factor, weight) / yarn_attention_factor(factor, weight_of_all)
+    if mscale and mscale_all_dim:
+        attention_factor = yarn_attention_factor(factor, mscale) / yarn_attention_factor(factor, mscale_all_dim)
     scaling = RopeScaling(
         "yarn",
         factor,
@@ -159,7 +162,7 @@ def _yarn(rope: Fields, context_length: int) -> RopeScaling:
 
 def _check_order(rope: Fields, low_name: str, low: float, high_name: str, high: float) -> None:
     if low >= high:
-        raise CheckpointError(f"{rope.where}: {low_name} is {low}, wanted less than {high_name}, {high}")
+        raise CheckpointError(f"{rope.source}: {low_name} is {low}, expected less than {high_name}, {high}")
 
 
 SCALINGS = {"default": _default, "linear": _linear, "dynamic": _dynamic, "llama3": _llama3, "yarn": _yarn}

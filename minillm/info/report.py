@@ -96,8 +96,8 @@ def model_facts(checkpoint: Checkpoint) -> Iterable[tuple[str, str]]:
     yield "positions", _positions(c)
     yield "vocabulary", f"{c.vocab_size:,}, head {'tied to the embedding' if c.tie_embeddings else 'of its own'}"
     yield "tokenizer", _tokenizer(checkpoint.tokenizer)
-    if checkpoint.recommended:
-        yield "recommended", ", ".join(f"{name} {value:g}" for name, value in checkpoint.recommended.items())
+    if checkpoint.recommended_sampling:
+        yield "recommended", ", ".join(f"{name} {value:g}" for name, value in checkpoint.recommended_sampling.items())
     kv = (f"{kv_bytes_per_token(c, BYTES_PER_NUMBER[dtype]):,} bytes as {dtype}" for dtype in DTYPES)
     yield "KV cache, a token", ", ".join(kv)
 

@@ -1,26 +1,26 @@
-"""Weights stored in few bits: integer codes times a scale for every small block of inputs.
+"""Quantized weights: small integer codes with one scale per block of inputs.
 
-A matrix of outputs x inputs (`[O, I]`) is cut along its inputs into blocks of `Q` neighbours (16 or 32 for nearly all
-types). A block keeps one small integer a weight and one or two floats for all of them:
+A matrix of outputs x inputs (`[O, I]`) is divided along its inputs into blocks of `Q` neighbours (16 or 32 in nearly
+all types). A block stores one small integer per weight, and one or two floats that all its weights share:
 
     weight[o, b*Q + q]  =  codes[o, b, q] * scales[o, b]  (+ minimums[o, b])
 
-Where a row does not divide into blocks, its last block is full in memory, and what stands past the row is not read.
+If the row length is not a multiple of `Q`, the last block is padded in memory, and the padding is never used.
 
-The parts:
+The modules:
 
-    matrix.py       QuantizedMatrix, the one form that all others become
-    rounding.py     from floats to a QuantizedMatrix
-    storage.py      StorageType: how a type in a GGUF file lays its bytes out
-    planes.py       how small codes share bytes
+    matrix.py       QuantizedMatrix, the common form of all quantized types
+    rounding.py     quantizes float matrices
+    storage.py      StorageType: the byte layout of a tensor type
+    planes.py       the packing of several small codes into one byte
     floats.py       F32, F16, BF16
-    block_types.py  Q4_0, Q4_1, Q5_0, Q5_1, Q8_0: a scale for every 32 weights
-    k_types.py      Q2_K to Q6_K: scales that are quantized themselves
-    tables.py       IQ4_NL, IQ4_XS, MXFP4: codes that number the entries of a table
-    ternary.py      TQ1_0, TQ2_0: nothing but -1, 0 and 1
+    block_types.py  Q4_0, Q4_1, Q5_0, Q5_1, Q8_0: one scale per 32 weights
+    k_types.py      Q2_K to Q6_K: scales that are themselves quantized
+    tables.py       IQ4_NL, IQ4_XS, MXFP4: codes that index a table
+    ternary.py      TQ1_0, TQ2_0: weights that are -1, 0 or 1
 
-Nothing is lost on the way from a GGUF file to a `QuantizedMatrix`: the codes are the file's own, and its scales, and
-products of two of them, are exact in float32. The layouts are ggml's (`ggml-common.h` in ggml-org/ggml).
+The conversion from a GGUF file to a `QuantizedMatrix` is lossless: a code keeps its value, and float32 represents
+every scale, and every product of two scales, exactly. The layouts are ggml's (`ggml-common.h` in ggml-org/ggml).
 """
 
 from minillm.quantization import block_types, floats, k_types, tables, ternary

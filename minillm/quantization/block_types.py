@@ -1,15 +1,15 @@
-"""Q4_0, Q4_1, Q5_0, Q5_1, Q8_0: a float16 scale for every 32 weights, in three of them down to a minimum.
+"""Q4_0, Q4_1, Q5_0, Q5_1, Q8_0: one float16 scale per 32 weights, and in Q4_1 and Q5_1 a minimum.
 
-A type's name ends in _0 where weights are `code * scale`, in _1 where they are `code * scale + minimum`. The bytes of
-a block, each box as wide as its bytes are many:
+A weight is `code * scale` in the types whose names end in _0, and `code * scale + minimum` in those that end in _1. The
+fields of a block, with their sizes in bytes:
 
-    Q8_0    | scale 2 | codes 32, an int8 each                    |   34 bytes, 8.5 bits a weight
+    Q8_0    | scale 2 | codes 32, one int8 each                   |   34 bytes, 8.5 bits per weight
     Q4_0    | scale 2 | codes 16, planes of 4 bits |                  18 bytes, 4.5
     Q4_1    | scale 2 | minimum 2 | codes 16       |                  20 bytes, 5.0
     Q5_0    | scale 2 | fifth bits 4 | codes 16    |                  22 bytes, 5.5
     Q5_1    | scale 2 | minimum 2 | fifth bits 4 | codes 16 |         24 bytes, 6.0
 
-The fifth bits are one number of 32 bits, whose bit i is weight i's.
+The fifth bits form a 32-bit integer, in which bit i belongs to weight i.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _unpack_q8_0(blocks: np.ndarray) -> QuantizedMatrix:
 
 def _unpack_q4_0(blocks: np.ndarray) -> QuantizedMatrix:
     codes = unpack_nibbles(blocks["codes"])
-    codes -= 8  # stored 0..15, meant -8..7
+    codes -= 8  # stored as 0..15, meaning -8..7
     return QuantizedMatrix(codes, blocks["scale"].astype(np.float32), bits=4)
 
 
@@ -42,7 +42,7 @@ def _unpack_q4_1(blocks: np.ndarray) -> QuantizedMatrix:
 
 def _unpack_q5_0(blocks: np.ndarray) -> QuantizedMatrix:
     codes = _five_bits(blocks)
-    codes -= 16  # stored 0..31, meant -16..15
+    codes -= 16  # stored as 0..31, meaning -16..15
     return QuantizedMatrix(codes, blocks["scale"].astype(np.float32), bits=5)
 
 
@@ -52,7 +52,7 @@ def _unpack_q5_1(blocks: np.ndarray) -> QuantizedMatrix:
 
 
 def _five_bits(blocks: np.ndarray) -> np.ndarray:
-    """int8 [O, I/32, 32], 0 to 31."""
+    """Return the 5-bit codes of Q5_0 or Q5_1: int8 [O, I/32, 32], from 0 to 31."""
     codes = unpack_nibbles(blocks["codes"])
     fifth = np.unpackbits(blocks["fifth_bits"], axis=-1, bitorder="little")
     fifth <<= 4

@@ -1,4 +1,4 @@
-"""F32, F16 and BF16: a number a weight. The narrow ones are widened; all that they can hold, float32 can."""
+"""F32, F16 and BF16: one float per weight. F16 and BF16 are widened to float32, which represents them exactly."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from minillm.quantization.storage import StorageType
 
 
 def widen_bfloat16(bits: np.ndarray) -> np.ndarray:
-    """bfloat16 bit patterns (uint16) -> float32: bfloat16 is a float32 cut off after 16 bits."""
+    """Convert bfloat16 bit patterns (uint16) to float32. A bfloat16 is the upper half of a float32."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 

@@ -1,4 +1,4 @@
-"""StorageType: how one of the types of tensors in a file lays its values out in bytes."""
+"""StorageType: the byte layout of a tensor type."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from minillm.quantization.matrix import QuantizedMatrix
 
 @dataclass(frozen=True)
 class StorageType:
-    """A type of GGUF's, or of safetensors'.
+    """A tensor type of GGUF or safetensors.
 
     Attributes
     ----------
-    name : what ggml calls it
-    block_size : how many neighbouring values share a block of bytes; 1 for floats
-    block : those bytes, field by field
-    unpack : from blocks [O, I / block_size] to numbers
-    bits : 4, 5, 6 or 8, what a code takes in the QuantizedMatrix that the type becomes; 32 for floats
+    name : the name in ggml
+    block_size : the number of neighbouring values in a block; 1 for floats
+    block : the bytes of a block, as a structured dtype
+    unpack : converts blocks [O, I / block_size] to values
+    bits : the width of a code in the resulting QuantizedMatrix, 4, 5, 6 or 8; 32 for floats
     """
 
     name: str
@@ -31,32 +31,32 @@ class StorageType:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether values share a scale, so that `unpack` gives a QuantizedMatrix."""
+        """True if `unpack` returns a QuantizedMatrix, False if it returns a float array."""
         return self.block_size > 1
 
     @property
     def bits_stored(self) -> float:
-        """Bits a value takes in the file, its share of the scales counted."""
+        """The average size of a value in the file in bits, scales included."""
         return 8 * self.block.itemsize / self.block_size
 
     def num_bytes(self, num_values: int) -> int:
-        """Bytes that `num_values` take; they must be whole blocks."""
+        """Return the size of `num_values` values in bytes. They must form whole blocks."""
         return num_values // self.block_size * self.block.itemsize
 
     def read(self, data: np.ndarray, shape: tuple[int, ...]) -> QuantizedMatrix | np.ndarray:
-        """Turn a tensor's bytes into numbers.
+        """Convert a tensor's bytes to values.
 
         Parameters
         ----------
-        data : uint8 [num_bytes], contiguous; usually a view into a mapped file
+        data : uint8 [num_bytes], contiguous; usually a view into a memory-mapped file
         shape : the tensor's shape, outputs first; the last axis holds whole blocks
 
         Returns
         -------
-        float32 array of `shape` for the float types (F32 is a view, nothing is copied), else a QuantizedMatrix.
+        A float32 array of `shape` for float types, otherwise a QuantizedMatrix. An F32 array is a view of `data`.
         """
         return self.unpack(data.view(self.block).reshape(*shape[:-1], shape[-1] // self.block_size))
 
-    def __str__(self):
-        """The name, and what becomes of it: `"Q6_K as 8-bit codes"`, `"F16 as float32"`."""
+    def __str__(self) -> str:
+        """Return the name and the form in memory, such as `"Q6_K as 6-bit codes"` or `"F16 as float32"`."""
         return f"{self.name} as {f'{self.bits}-bit codes' if self.is_quantized else 'float32'}"

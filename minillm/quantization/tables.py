@@ -1,53 +1,53 @@
-"""IQ4_NL, IQ4_XS and MXFP4: codes that number the entries of a table.
+"""IQ4_NL, IQ4_XS and MXFP4: codes that index a table.
 
-Weights crowd around zero, so 16 values at equal distances are not the best 16. These types keep the number of one of
-16 integers that lie closer together near zero, and multiply that integer with the block's scale. It fits a byte, so it
-is what stands in the QuantizedMatrix. The bytes of a block, each box with its number of bytes:
+Most weights are close to zero, so that 16 equally spaced values do not fit them best. These types store an index into a
+table of 16 integers that are denser near zero, and multiply the integer by the scale of the block. The integer fits in
+a byte, and the QuantizedMatrix holds it as the code. The fields of a block, with their sizes in bytes:
 
     IQ4_NL  | scale 2 | codes 16, planes of 4 bits |                                      32 weights, 4.5 bits each
     IQ4_XS  | scale 2 | sub-scales, high 2 | low 4 | codes 8 x 16, planes of 4 bits |     256 weights, 4.25
     MXFP4   | exponent 1 | codes 16, planes of 4 bits |                                   32 weights, 4.25
 
-IQ4_XS has super-blocks, as the K types have: its 8 blocks' scales are 6 bits each, -32 to 31, and multiply the
-super-block's. Block i's low four bits are half i % 2 of byte i // 2; its high two are bits 2i and 2i + 1 of one number
-of 16 bits.
+IQ4_XS has super-blocks, like the K types: the scale of a block is the scale of its super-block times a 6-bit integer
+from -32 to 31. The low four bits of integer i are half i % 2 of byte i // 2. Its high two bits are bits 2i and 2i + 1
+of a 16-bit integer.
 
-MXFP4 is the Open Compute Project's (Microscaling Formats specification, 2023): its codes are floats of 4 bits, its
-scales powers of two. ggml keeps the table doubled, to have integers, and so halves the scale: 2^(exponent - 128).
+MXFP4 comes from the Open Compute Project (Microscaling Formats specification, 2023): its codes are 4-bit floats, and
+its scales are powers of two. ggml doubles the table, to have integers, and halves the scale: 2^(exponent - 128).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from minillm.quantization.k_types import in_blocks, sub_block_values
+from minillm.quantization.k_types import quantized_scales, split_into_blocks
 from minillm.quantization.matrix import QuantizedMatrix
 from minillm.quantization.planes import add_high_bits, unpack_nibbles, unpack_planes
 from minillm.quantization.storage import StorageType
 
-NONLINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
-FLOATS_OF_4_BITS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)  # doubled
+NONLINEAR_TABLE = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
+FLOAT4_TABLE = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)  # doubled values
 
 
 def _unpack_iq4_nl(blocks: np.ndarray) -> QuantizedMatrix:
-    return QuantizedMatrix(NONLINEAR[unpack_nibbles(blocks["codes"])], blocks["scale"].astype(np.float32))
+    return QuantizedMatrix(NONLINEAR_TABLE[unpack_nibbles(blocks["codes"])], blocks["scale"].astype(np.float32))
 
 
 def _unpack_iq4_xs(blocks: np.ndarray) -> QuantizedMatrix:
-    codes = NONLINEAR[in_blocks(unpack_planes(blocks["codes"], 4), 32)]
+    codes = NONLINEAR_TABLE[split_into_blocks(unpack_planes(blocks["codes"], 4), 32)]
     sub_scales = unpack_planes(blocks["sub_scales_low"], 4).reshape(*blocks.shape, 2, 4, 1)
-    add_high_bits(sub_scales, blocks["sub_scales_high"], bits=2, place=4)
+    add_high_bits(sub_scales, blocks["sub_scales_high"], bits=2, shift=4)
     sub_scales = sub_scales.reshape(*blocks.shape, 8) - np.int8(32)
-    return QuantizedMatrix.of_parts(codes, sub_block_values(blocks["scale"], sub_scales), bits=8)
+    return QuantizedMatrix.from_quantized_scales(codes, quantized_scales(blocks["scale"], sub_scales), bits=8)
 
 
 def _unpack_mxfp4(blocks: np.ndarray) -> QuantizedMatrix:
-    codes = FLOATS_OF_4_BITS[unpack_nibbles(blocks["codes"])]
+    codes = FLOAT4_TABLE[unpack_nibbles(blocks["codes"])]
     return QuantizedMatrix(codes, np.ldexp(np.float32(1), blocks["exponent"].astype(np.int32) - 128), bits=5)
 
 
 _NIBBLES = ("codes", "u1", 16)
-# The parts of sub-scales with an axis of one more: planes of a single byte.
+# The sub-scales have a last axis of size 1, because each of their planes is a single byte.
 _IQ4_XS = [
     ("scale", "<f2"),
     ("sub_scales_high", "u1", (2, 1)),

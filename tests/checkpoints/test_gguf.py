@@ -18,11 +18,11 @@ from support.builders import ONLY_READ, TINY, random_blocks, random_llama, stora
 
 from minillm.checkpoints import open_checkpoint
 from minillm.checkpoints.gguf import read_gguf
-from minillm.checkpoints.gguf_layouts import LAYOUTS
+from minillm.checkpoints.gguf_architectures import ARCHITECTURES
 from minillm.errors import CheckpointError, UnsupportedError
 from minillm.quantization import STORAGE_TYPES, QuantizedMatrix
 
-file_name = LAYOUTS["llama"].file_name
+file_name = ARCHITECTURES["llama"].file_name
 SETTINGS = settings(max_examples=60, deadline=None)
 
 
@@ -291,22 +291,22 @@ NESTED = U32(9) + U64(1)
 DAMAGED = {
     "does not begin with": file_bytes(magic=b"GGML"),
     "the file is empty": b"",
-    r"wants 8 bytes at byte 16.*only 4 remain": file_bytes()[:20],
+    r"needs 8 bytes at byte 16.*only 4 remain": file_bytes()[:20],
     r"announces 9,223,372,036,854,775,808 tensors": file_bytes(counts=(2**63, 0)),
     r"announces 18,446,744,073,709,551,615 metadata keys": file_bytes(counts=(0, 2**64 - 1)),
     r"announces 9,223,372,036,854,775,808 elements of at least 8": file_bytes([key(b"k", 9, U32(8) + U64(2**63))]),
     r"'k' announces 1,000 elements of at least 1 ": file_bytes([key(b"k", 9, U32(7) + U64(1000))]),
-    r"metadata key 0 wants 9,223,372,036,854,775,808 bytes": file_bytes([U64(2**63) + bytes(20)]),
-    r"'k' wants 4,294,967,296 bytes": file_bytes([key(b"k", 8, U64(2**32))]),
+    r"metadata key 0 needs 9,223,372,036,854,775,808 bytes": file_bytes([U64(2**63) + bytes(20)]),
+    r"'k' needs 4,294,967,296 bytes": file_bytes([key(b"k", 8, U64(2**32))]),
     r"key 0 is not UTF-8 at byte 32": file_bytes([key(b"\xff", 0, b"\1")]),
     r"'k' is not UTF-8 at byte 68": file_bytes([key(b"k", 9, U32(8) + U64(2) + text(b"ok") + text(b"a\xc3"))]),
     r"'k' has a value of type 13": file_bytes([key(b"k", 13, bytes(8))]),
     r"'k' has elements of type 99": file_bytes([key(b"k", 9, U32(99) + U64(0))]),
-    r"'k' has a truth value": file_bytes([key(b"k", 7, b"\2")]),
+    r"'k' has a boolean": file_bytes([key(b"k", 7, b"\2")]),
     r"nested more than 4": file_bytes([key(b"k", 9, NESTED * 5 + U32(0) + U64(0))]),
-    r"'split.count' is 'a', wanted an integer": file_bytes([key(b"split.count", 8, text(b"a"))]),
-    r"'split.no' is missing, wanted an integer": file_bytes([key(b"split.count", 2, b"\3\0")]),
-    r"part 2 of 3 of a split model, but not named ...-00002-of-00003.gguf": file_bytes(
+    r"'split.count' is 'a', expected an integer": file_bytes([key(b"split.count", 8, text(b"a"))]),
+    r"'split.no' is missing, expected an integer": file_bytes([key(b"split.count", 2, b"\3\0")]),
+    r"part 2 of 3 of a split model, but its name does not end in -00002-of-00003.gguf": file_bytes(
         [key(b"split.count", 2, b"\3\0"), key(b"split.no", 2, b"\1\0")]
     ),
     r"metadata 'k' appears twice": file_bytes([key(b"k", 0, b"\1")] * 2),
@@ -314,11 +314,15 @@ DAMAGED = {
     r"'x' has 0 axes": file_bytes([], [tensor(dims=()) + bytes(8)]),
     r"'x' has 5 axes": file_bytes([], [tensor(dims=(1, 1, 1, 1, 1))]),
     r"'x' has shape \[0, 4\]": file_bytes([], [tensor(dims=(4, 0))]),
-    r"'x' wants bytes .* but the file ends": file_bytes([], [tensor(dims=(2**63, 2**63, 2**63, 2**63))]),
-    r"'x' wants bytes 64..128 but the file ends at 96": file_bytes([], [tensor(dims=(16,))], bytes(32)),
-    r"'x' lies at offset 4, wanted a multiple of 32": file_bytes([], [tensor(offset=4)]),
-    r"rows of 640 values, wanted whole blocks of 256 as Q4_K": file_bytes([], [tensor(dims=(640,), kind=12)]),
-    r"rows of 33 values, wanted whole blocks of 32 as Q8_0": file_bytes([], [tensor(dims=(33,), kind=8)]),
+    r"'x' needs bytes .* but the file ends": file_bytes([], [tensor(dims=(2**63, 2**63, 2**63, 2**63))]),
+    r"'x' needs bytes 64..128 but the file ends at 96": file_bytes([], [tensor(dims=(16,))], bytes(32)),
+    r"'x' starts at offset 4, expected a multiple of 32": file_bytes([], [tensor(offset=4)]),
+    r"rows of 640 values, expected a multiple of 256, the block size of Q4_K": file_bytes(
+        [], [tensor(dims=(640,), kind=12)]
+    ),
+    r"rows of 33 values, expected a multiple of 32, the block size of Q8_0": file_bytes(
+        [], [tensor(dims=(33,), kind=8)]
+    ),
     r"'y' begins at byte 128, inside tensor 'x'": file_bytes([], [tensor(dims=(9,)), tensor(b"y", offset=32)]),
     r"'general.alignment' is 0": file_bytes([key(b"general.alignment", 4, U32(0))]),
     r"'general.alignment' is 24": file_bytes([key(b"general.alignment", 4, U32(24))]),
@@ -330,7 +334,7 @@ UNSUPPORTED = {
     r"GGUF version 1;": file_bytes(version=1),
     r"GGUF version 4;": file_bytes(version=4),
     r"tensor 'x' is IQ2_XXS; types that can be read: F32, F16, BF16": file_bytes([], [tensor(dims=(256,), kind=16)]),
-    r"tensor 'x' is type 77, unknown": file_bytes([], [tensor(kind=77)]),
+    r"tensor 'x' is type 77, which is unknown": file_bytes([], [tensor(kind=77)]),
     r"a big-endian GGUF file": file_bytes(magic=b"FUGG"),
 }
 
@@ -422,13 +426,11 @@ def parts(split_model, tmp_path):
 def test_missing_parts_are_named(parts, opened):
     parts[1].unlink()
     with pytest.raises(
-        CheckpointError, match=r"00001.*: 1 of the 4 parts .* not beside it: model-00002-of-00004.gguf$"
+        CheckpointError, match=r"00001.*: the folder lacks 1 of the 4 parts of the model: model-00002-of-00004.gguf$"
     ):
         open_checkpoint(parts[0])
     parts[3].unlink()
-    message = (
-        r": 2 of the 4 parts of the model are not beside it: model-00002-of-00004.gguf, model-00004-of-00004.gguf$"
-    )
+    message = r": the folder lacks 2 of the 4 parts of the model: model-00002-of-00004.gguf, model-00004-of-00004.gguf$"
     with pytest.raises(CheckpointError, match=parts[opened].name + message):
         open_checkpoint(parts[opened])
 
@@ -437,11 +439,15 @@ def test_parts_that_were_renamed_are_told(parts, tmp_path):
     swap = parts[1].rename(tmp_path / "aside")
     parts[2].rename(parts[1])
     swap.rename(parts[2])
-    with pytest.raises(CheckpointError, match=r"00002-of-00004.gguf: is named part 2, but its metadata .* part 3"):
+    with pytest.raises(
+        CheckpointError, match=r"00002-of-00004.gguf: is named part 2, but by its metadata it is part 3"
+    ):
         open_checkpoint(parts[0])
-    with pytest.raises(CheckpointError, match=r"00003-of-00004.gguf: is named part 3 of 4, but .* part 2 of 4"):
+    with pytest.raises(
+        CheckpointError, match=r"00003-of-00004.gguf: is named part 3 of 4, but by its metadata it is part 2 of 4"
+    ):
         open_checkpoint(parts[2])
-    with pytest.raises(CheckpointError, match=r"other.gguf: is part 4 of 4 of a split model, but not named"):
+    with pytest.raises(CheckpointError, match=r"other.gguf: is part 4 of 4 of a split model, but its name does not"):
         open_checkpoint(parts[3].rename(tmp_path / "other.gguf"))
 
 
@@ -453,7 +459,9 @@ def test_parts_of_another_model_are_told(split_model, parts, tmp_path):
     with pytest.raises(CheckpointError, match=r"00002-of-00004.gguf: metadata 'split.count' is 3, but 4 in the first"):
         open_checkpoint(parts[0])
     shutil.copy(several[0], parts[1])
-    with pytest.raises(CheckpointError, match=r"00002-of-00004.gguf: is named part 2, but its metadata .* part 1"):
+    with pytest.raises(
+        CheckpointError, match=r"00002-of-00004.gguf: is named part 2, but by its metadata it is part 1"
+    ):
         open_checkpoint(parts[0])
 
 
@@ -466,16 +474,14 @@ def set_u16(path: Path, name: bytes, value: int) -> None:
 def test_parts_that_hold_the_wrong_tensors_are_told(parts):
     shutil.copy(parts[1], parts[2])
     set_u16(parts[2], b"split.no", 2)
-    with pytest.raises(CheckpointError, match=r"00003-of-00004.gguf: tensor '.*' is in an earlier part, too"):
+    with pytest.raises(CheckpointError, match=r"00003-of-00004.gguf: tensor '.*' is also in an earlier part"):
         open_checkpoint(parts[0])
 
 
 def test_parts_with_too_few_tensors_are_told(parts):
     for part in parts:
         set_u16(part, b"split.tensors.count", 22)
-    with pytest.raises(
-        CheckpointError, match=r"the 4 parts hold 21 tensors, but metadata 'split.tensors.count' says 22"
-    ):
+    with pytest.raises(CheckpointError, match=r"the 4 parts hold 21 tensors, but metadata 'split.tensors.count' is 22"):
         open_checkpoint(parts[3])
 
 
@@ -530,7 +536,7 @@ def bias(*parts: str, layers=range(2)):
 
 CONTRADICTIONS = {
     r"'llama.expert_used_count' is missing": number("llama.expert_count", 8),
-    r"a token takes 9 of 8 experts": lambda writer: (
+    r"9 experts per token of 8; expected no more than all": lambda writer: (
         number("llama.expert_count", 8)(writer),
         number("llama.expert_used_count", 9)(writer),
     ),
@@ -549,48 +555,52 @@ CONTRADICTIONS = {
             "attention.layer_norm_rms_epsilon",
         )
     },
-    r"'llama.block_count' is 0 \(int\), wanted an integer from 1": number("llama.block_count", 0),
+    r"'llama.block_count' is 0 \(int\), expected an integer from 1": number("llama.block_count", 0),
     r"'llama.block_count' is -2": number("llama.block_count", -2, GGUFValueType.INT32),
     r"'llama.block_count' is 2.0 \(float\)": number("llama.block_count", 2.0, FLOAT),
     r"'llama.block_count' is True \(bool\)": number("llama.block_count", True, FLAG),
     r"'llama.embedding_length' is '64' \(str\)": number("llama.embedding_length", "64", TEXT),
     r"'llama.embedding_length' is 4294967295": number("llama.embedding_length", 2**32 - 1),
-    r"claims 2,147,483,647 layers but holds 21 tensors": number("llama.block_count", 2**31 - 1),
+    r"claims 2,147,483,647 layers but holds only 21 tensors": number("llama.block_count", 2**31 - 1),
     r"'blk.2.attn_norm.weight' is missing": number("llama.block_count", 3),
-    r"4 query heads cannot share 3 key/value heads": number("llama.attention.head_count_kv", 3),
+    r"4 query heads cannot be divided evenly among 3 key/value heads": number("llama.attention.head_count_kv", 3),
     r"'llama.rope.freq_base' is nan": number("llama.rope.freq_base", float("nan"), FLOAT),
     r"'llama.rope.freq_base' is inf": number("llama.rope.freq_base", float("inf"), FLOAT),
     r"'llama.attention.layer_norm_rms_epsilon' is 0.0": number("llama.attention.layer_norm_rms_epsilon", 0.0, FLOAT),
-    r"'token_embd.weight' has shape \[288, 64\], wanted \[289, 64\]": number("llama.vocab_size", 289),
-    r"'blk.0.ffn_gate.weight' has shape \[96, 64\], wanted \[97, 64\]": number("llama.feed_forward_length", 97),
-    r"'output_norm.weight' is missing, wanted one of shape \[64\]": removed("output_norm.weight"),
+    r"'token_embd.weight' has shape \[288, 64\], expected \[289, 64\]": number("llama.vocab_size", 289),
+    r"'blk.0.ffn_gate.weight' has shape \[96, 64\], expected \[97, 64\]": number("llama.feed_forward_length", 97),
+    r"'output_norm.weight' is missing, expected shape \[64\]": removed("output_norm.weight"),
     r"'blk.1.attn_norm.weight' has shape \[64, 1\]": reshaped("blk.1.attn_norm.weight", np.ones((64, 1), np.float32)),
-    r"'blk.0.attn_k.weight' has shape \[64, 32\], wanted \[32, 64\] by": reshaped(
+    r"'blk.0.attn_k.weight' has shape \[64, 32\], expected \[32, 64\] according to the config": reshaped(
         "blk.0.attn_k.weight", np.ones((64, 32), np.float32)
     ),
     r"'blk.1.attn_q.bias' is missing": bias(*BIASES, layers=[0]),
     r"'blk.0.ffn_up.bias' is missing": bias("ffn_gate"),
     r"'llama.rope.scaling.original_context_length' is missing": number("llama.rope.scaling.type", "yarn", TEXT),
-    r"7 factors of rotary frequencies, wanted 8": added("rope_freqs.weight", np.ones(7)),
-    r"'rope_freqs.weight' is F32 of shape \[8, 1\], wanted F32": added("rope_freqs.weight", np.ones((8, 1))),
-    r"'rope_freqs.weight' holds a number that": added("rope_freqs.weight", [1, 1, 1, 1, 1, 1, 1, np.nan]),
+    r"7 factors for rotary frequencies, expected 8": added("rope_freqs.weight", np.ones(7)),
+    r"'rope_freqs.weight' is F32 of shape \[8, 1\], expected an F32 vector": added(
+        "rope_freqs.weight", np.ones((8, 1))
+    ),
+    r"'rope_freqs.weight' holds a value that is not positive": added(
+        "rope_freqs.weight", [1, 1, 1, 1, 1, 1, 1, np.nan]
+    ),
 }
 ADDITIONS = {
     r"the architecture is 'mamba'; implemented are 'llama'": number("general.architecture", "mamba", TEXT),
     r"'llama.expert_gating_func' is 2": number("llama.expert_gating_func", 2),
     r"'llama.attention.sliding_window' is 128": number("llama.attention.sliding_window", 128),
-    r"'llama.attention.head_count' differs from layer to layer": number("llama.attention.head_count", [4, 4], LIST),
+    r"'llama.attention.head_count' varies by layer": number("llama.attention.head_count", [4, 4], LIST),
     r"'llama.attention.value_length' is 8": number("llama.attention.value_length", 8),
     r"'llama.rope.dimension_count' is 8": number("llama.rope.dimension_count", 8),
     r"'llama.rope.scaling.type' is 'longrope'": number("llama.rope.scaling.type", "longrope", TEXT),
-    r"first 'blk.0.attn_q_norm.weight'": added("blk.0.attn_q_norm.weight", np.ones(16)),
-    r"first 'blk.7.attn_norm.weight'": added("blk.7.attn_norm.weight", np.ones(64)),
-    r"first 'blk.bias'": added("blk.bias", np.ones(64)),
+    r"unknown tensor 'blk.0.attn_q_norm.weight'": added("blk.0.attn_q_norm.weight", np.ones(16)),
+    r"unknown tensor 'blk.7.attn_norm.weight'": added("blk.7.attn_norm.weight", np.ones(64)),
+    r"unknown tensor 'blk.bias'": added("blk.bias", np.ones(64)),
     r"'output_norm.weight' is a vector stored as Q8_0": lambda writer: (
         writer.tensors[0].pop("output_norm.weight"),
         writer.add_tensor("output_norm.weight", np.zeros(68, np.uint8), raw_dtype=GGMLQuantizationType.Q8_0),
     ),
-    r"linear rope scaling together with": lambda writer: (
+    r"linear rope scaling combined with": lambda writer: (
         number("llama.rope.scaling.factor", 2.0, FLOAT)(writer),
         added("rope_freqs.weight", np.ones(8))(writer),
     ),

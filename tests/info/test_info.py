@@ -141,7 +141,7 @@ def test_what_has_no_room_and_what_is_not_known(gguf_file, mixture, capsys, monk
     ("arguments", "complaint"),
     [
         (["no/such.gguf"], "error: model 'no/such.gguf': no such file"),
-        ([__file__], "a file, but not a .gguf"),
+        ([__file__], "the file is not a .gguf file"),
         (["--memory", "nan"], "error: --memory is nan"),
         (["--memory", "-1"], "error: --memory is -1.0; it must be a finite number of gigabytes, over 0"),
     ],

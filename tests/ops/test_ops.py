@@ -41,7 +41,7 @@ def quantized(seed, outputs, blocks, block_size, with_minimum, bits=None, scale_
         shared = rng.standard_normal((2, outputs, blocks // group), np.float32).astype(scale_type).astype(np.float32)
         parts = rng.integers(-128, 128, (2, outputs, blocks), dtype=np.int8)
         scales, minimums = (QuantizedScales(*both) for both in zip(parts, shared, strict=True))
-        return QuantizedMatrix.of_parts(codes, scales, minimums if with_minimum else None, bits=bits)
+        return QuantizedMatrix.from_quantized_scales(codes, scales, minimums if with_minimum else None, bits=bits)
     scales, minimums = rng.standard_normal((2, outputs, blocks), np.float32).astype(scale_type).astype(np.float32)
     return QuantizedMatrix(codes, scales, minimums if with_minimum else None, bits)
 

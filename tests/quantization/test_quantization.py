@@ -133,8 +133,12 @@ def test_numbers_almost_too_small_to_hold_keep_their_sign(bits):
 @pytest.mark.parametrize(
     ("matrix", "bits", "message"),
     [
-        (np.ones((2, 32)), 5, "bits is 5; weights are quantized to 4 or 8"),
-        (np.where(np.arange(64).reshape(2, 32) % 2, 3e38, -3e38), 4, "block 0 spans -3.* to 3.*, more than float32"),
+        (np.ones((2, 32)), 5, "bits is 5, expected 4 or 8"),
+        (
+            np.where(np.arange(64).reshape(2, 32) % 2, 3e38, -3e38),
+            4,
+            "block 0 spans -3.* to 3.*, a range that float32 cannot hold",
+        ),
     ],
 )
 def test_what_cannot_be_quantized(matrix, bits, message):
@@ -165,7 +169,7 @@ def test_a_scale_that_is_no_number_is_refused(seed, bad, in_minimums):
     row, block = np.random.default_rng(seed).integers((3, 2))
     (minimums if in_minimums else scales)[row, block] = bad
     kind = "minimum" if in_minimums else "scale"
-    with pytest.raises(ValueError, match=f"the {kind} of row {row}, block {block} is {bad}, wanted finite"):
+    with pytest.raises(ValueError, match=f"the {kind} of row {row}, block {block} is {bad}, expected a finite number"):
         matrix.check_scales()
 
 
@@ -205,7 +209,7 @@ def test_a_damaged_scale_of_a_super_block_is_refused_without_another_word(tmp_pa
         warnings.simplefilter("error")
         matrix = tensor.read()
         kind = "minimum" if len(ONLY_READ[storage]) == 2 else "scale"
-        with pytest.raises(ValueError, match=rf"the {kind} of row 0, block 0 is -?(nan|inf), wanted finite"):
+        with pytest.raises(ValueError, match=rf"the {kind} of row 0, block 0 is -?(nan|inf), expected a finite number"):
             matrix.check_scales()
 
 

@@ -104,13 +104,13 @@ def as_matrix(weights: np.ndarray | QuantizedMatrix) -> TiledMatrix:
 
 def _tiled_scales(weights: QuantizedMatrix) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Scales, minimums, and what they share."""
-    values, parts = [weights.scales], [weights.scale_parts]
+    values, parts = [weights.scales], [weights.quantized_scales]
     if weights.minimums is not None:
         values.append(weights.minimums)
-        parts.append(weights.minimum_parts)
+        parts.append(weights.quantized_minimums)
     if None not in parts:
-        shared = as_halves(np.stack([_by_blocks(part.shared) for part in parts], axis=2))
-        tiled = [_by_blocks(part.parts) for part in parts]
+        shared = as_halves(np.stack([_by_blocks(part.super_scales) for part in parts], axis=2))
+        tiled = [_by_blocks(part.sub_scales) for part in parts]
     else:  # both as halves or neither, or there would be more kinds of kernels to compile
         shared = np.empty((0, 0, 2, LANES), np.float32)
         tiled = list(as_halves(np.stack([_by_blocks(value) for value in values])))

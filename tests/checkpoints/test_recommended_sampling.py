@@ -10,7 +10,7 @@ from support.builders import random_llama, write_gguf, write_hf_folder
 
 from minillm import LLM, CheckpointError, SamplingParams
 from minillm.checkpoints import open_checkpoint
-from minillm.checkpoints.recommended import recommended_by_folder, recommended_by_gguf
+from minillm.checkpoints.recommended_sampling import sampling_from_folder, sampling_from_gguf
 
 sampling = st.fixed_dictionaries(
     {},
@@ -39,20 +39,20 @@ def test_what_transformers_writes_is_what_is_read(tmp_path, given, draws):
     chosen = usual | ({} if draws is None else {"do_sample": draws})
     chosen |= {"temperature": 1.0} if chosen.get("temperature") == 0 else {}  # which transformers does not write
     transformers.GenerationConfig(**chosen, eos_token_id=[1, 2], max_new_tokens=7).save_pretrained(tmp_path)
-    read = recommended_by_folder(tmp_path)
+    read = sampling_from_folder(tmp_path)
     assert {name: read[name] for name in chosen if name != "do_sample"} == {
         name: value for name, value in chosen.items() if name != "do_sample"
     }
     SamplingParams(**read)
     write(tmp_path, **given, do_sample=draws)
-    assert recommended_by_folder(tmp_path) == usual
+    assert sampling_from_folder(tmp_path) == usual
 
 
 @given(given=sampling)
 def test_gguf_keys(given):
     names = {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
     metadata = {f"general.sampling.{names.get(name, name)}": value for name, value in given.items()}
-    assert recommended_by_gguf(metadata | {"general.name": "x"}, "file") == given
+    assert sampling_from_gguf(metadata | {"general.name": "x"}, "file") == given
 
 
 def test_a_request_that_says_nothing_is_answered_as_recommended(folder, tmp_path):
@@ -67,9 +67,9 @@ def test_a_request_that_says_nothing_is_answered_as_recommended(folder, tmp_path
     assert seen == [llm.default_params, SamplingParams(max_tokens=1)]
 
     path = write_gguf(tmp_path / "m.gguf", random_llama(), edit=lambda writer: writer.add_sampling_top_k(7))
-    assert open_checkpoint(path).recommended == {"top_k": 7}
+    assert open_checkpoint(path).recommended_sampling == {"top_k": 7}
     (folder / "generation_config.json").unlink()
-    assert open_checkpoint(folder).recommended == {}
+    assert open_checkpoint(folder).recommended_sampling == {}
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_request_that_says_nothing_is_answered_as_recommended(folder, tmp_path
         ({"do_sample": 1}, "'do_sample' is 1"),
         ({"do_sample": True, "top_k": 1.5}, "'top_k' is 1.5"),
         ({"repetition_penalty": -1}, "'repetition_penalty' is -1"),
-        ({"do_sample": True, "top_p": 7.0}, r"how it says to sample cannot be: top_p is 7\.0"),
+        ({"do_sample": True, "top_p": 7.0}, r"its recommended sampling parameters are invalid: top_p is 7\.0"),
     ],
 )
 def test_recommendations_that_cannot_be(folder, values, complaint):

@@ -1,6 +1,6 @@
-"""What each architecture's config.json and tensors are like: a table, an entry an architecture.
+"""The architectures in Hugging Face folders: one table entry per architecture, with its fields and tensor names.
 
-`defaults` are transformers' own, of each configuration class: what a config.json means that lacks the field.
+The `defaults` of missing fields are those of the architecture's configuration class in transformers.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from minillm.checkpoints.checkpoint import name_in_file
 from minillm.checkpoints.fields import Fields
 from minillm.checkpoints.hf_rope import read_partial_rope, read_rope, read_two_ropes
+from minillm.checkpoints.matching import name_in_file
 from minillm.errors import CheckpointError
 
-NAMES = {  # this project's name of a module -> transformers' of most models
+NAMES = {  # minillm's module name -> the name in most models of transformers
     "embedding": "model.embed_tokens",
     "attention_norm": "input_layernorm",
     "attention.q": "self_attn.q_proj",
@@ -29,48 +29,49 @@ NAMES = {  # this project's name of a module -> transformers' of most models
     "final_norm": "model.norm",
     "head": "lm_head",
 }
-OLD_BUFFERS = ("model.rotary_emb.inv_freq", "model.layers.{}.self_attn.rotary_emb.inv_freq")
+# Rotary frequencies that older versions of transformers saved. They follow from the config.
+ROTARY_BUFFERS = ("model.rotary_emb.inv_freq", "model.layers.{}.self_attn.rotary_emb.inv_freq")
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How folders hold one architecture.
+class HFArchitecture:
+    """One architecture in Hugging Face folders.
 
     Attributes
     ----------
-    differences : what it sets in ModelConfig beyond what all set, from the fields
-    defaults : values of fields that config.json may lack; of others, a field is required or None
-    only : fields that must have this value, or be absent, for what is computed here to be the model
-    names : this project's name of a module -> the folder's. Several may have one: they lie there end to end
-    layers : what names of a layer's tensors begin with
-    unused : tensors that may be left over, for they follow from the config
-    aliases : what config.json calls fields that others name alike
-    transposed : modules whose matrices the folder has inputs first
-    norms_lack : what the norms' weights must have added
+    specific_config : reads the fields of ModelConfig that only some architectures set
+    defaults : the values of fields that config.json may omit
+    required_values : the only value that minillm implements for a field; config.json may omit the field
+    names : minillm's module name -> the folder's. Modules with the same name in the folder are concatenated there
+    layer_prefix : the part of a tensor's name before the layer number
+    ignored : names of tensors that may be left unused; `{}` stands for the layer
+    aliases : the architecture's names of fields that others name differently
+    transposed_modules : modules whose matrices the folder stores as (inputs, outputs)
+    norm_offset : a number that must be added to the weights of the norms
     """
 
-    differences: Callable[[Fields], dict[str, Any]]
+    specific_config: Callable[[Fields], dict[str, Any]]
     defaults: Mapping[str, Any]
-    only: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
+    required_values: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
     names: Mapping[str, str] = field(default_factory=lambda: NAMES)
-    layers: str = "model.layers."
-    unused: tuple[str, ...] = OLD_BUFFERS
+    layer_prefix: str = "model.layers."
+    ignored: tuple[str, ...] = ROTARY_BUFFERS
     aliases: Mapping[str, str] = field(default_factory=dict)
-    transposed: frozenset[str] = frozenset()
-    norms_lack: float = 0.0
+    transposed_modules: frozenset[str] = frozenset()
+    norm_offset: float = 0.0
 
     def file_name(self, name: str) -> str:
-        """`layers.3.attention.q.weight` -> `model.layers.3.self_attn.q_proj.weight`."""
-        return name_in_file(name, self.names, self.layers)
+        """Return the folder's name of a tensor, such as `model.layers.3.self_attn.q_proj.weight`."""
+        return name_in_file(name, self.names, self.layer_prefix)
 
     def is_transposed(self, file_name: str) -> bool:
-        """Whether the folder has this tensor inputs first."""
+        """Return whether the folder stores this matrix as (inputs, outputs)."""
         module, _, kind = file_name.rpartition(".")
-        return kind == "weight" and ".".join(module.split(".")[-2:]) in self.transposed
+        return kind == "weight" and ".".join(module.split(".")[-2:]) in self.transposed_modules
 
 
-NORMS_OF_HEADS = {"attention.q_norm": "self_attn.q_norm", "attention.k_norm": "self_attn.k_norm"}
-FOUR_NORMS = {
+QK_NORMS = {"attention.q_norm": "self_attn.q_norm", "attention.k_norm": "self_attn.k_norm"}
+GEMMA_NORMS = {
     "post_attention_norm": "post_attention_layernorm",
     "mlp_norm": "pre_feedforward_layernorm",
     "post_mlp_norm": "post_feedforward_layernorm",
@@ -96,9 +97,8 @@ def _qwen3(fields: Fields) -> dict[str, Any]:
 
 
 def _gemma2(fields: Fields) -> dict[str, Any]:
-    return (
-        read_rope(fields) | _gemma(fields, pattern=2) | {"attention_soft_cap": _cap(fields, "attn_logit_softcapping")}
-    )
+    soft_cap = fields.number("attn_logit_softcapping", None)
+    return read_rope(fields) | _gemma(fields, pattern=2) | {"attention_soft_cap": soft_cap}
 
 
 def _gemma3(fields: Fields) -> dict[str, Any]:
@@ -107,23 +107,19 @@ def _gemma3(fields: Fields) -> dict[str, Any]:
 
 
 def _gemma(fields: Fields, pattern: int) -> dict[str, Any]:
-    """What Gemma 2 and 3 share; every `pattern`-th layer sees everything, those between have a window."""
+    """Read the settings that Gemma 2 and 3 share. Every `pattern`-th layer has full attention, the others a window."""
     bias, layers = fields.flag("attention_bias"), fields.integer("num_hidden_layers")
-    with_window = [index for index in range(layers) if (index + 1) % pattern]
+    window_layers = [index for index in range(layers) if (index + 1) % pattern]
     return {
         "post_norms": True,
         "activation": "gelu",
         "embedding_scale": math.sqrt(fields.integer("hidden_size")),
         "query_scale": 1 / math.sqrt(fields.number("query_pre_attn_scalar")),
-        "logit_soft_cap": _cap(fields, "final_logit_softcapping"),
+        "logit_soft_cap": fields.number("final_logit_softcapping", None),
         "attention_bias": bias,
         "output_bias": bias,
-        **_window_of_layers(fields, with_window),
+        **_windows_by_layer(fields, window_layers),
     }
-
-
-def _cap(fields: Fields, name: str) -> float | None:
-    return fields.number(name, None)
 
 
 def _phi3(fields: Fields) -> dict[str, Any]:
@@ -167,38 +163,53 @@ def _mixtral(fields: Fields) -> dict[str, Any]:
     }
 
 
-# --- which layers have a window
+# ---- sliding windows
 
 
 def _window_everywhere(fields: Fields) -> dict[str, Any]:
-    """Every layer, unless the window is null."""
+    """Give every layer a window, unless the window is null."""
     window = fields.integer("sliding_window", None)
     layers = fields.integer("num_hidden_layers")
     return {"sliding_window": window, "window_layers": tuple(range(layers)) if window else ()}
 
 
 def _window_if_used(fields: Fields) -> dict[str, Any]:
-    """Qwen's layers from `max_window_layers` on, if the model uses windows at all."""
+    """Give Qwen's layers from `max_window_layers` on a window, if `use_sliding_window` is true."""
     used, layers = fields.flag("use_sliding_window"), fields.integer("num_hidden_layers")
     first = 0 if fields.get("max_window_layers") == 0 else fields.integer("max_window_layers")
-    return _window_of_layers(fields, range(first, layers) if used else [], used)
+    return _windows_by_layer(fields, range(first, layers) if used else [], used)
 
 
-def _window_of_layers(fields: Fields, usual: Iterable[int], used: bool = True) -> dict[str, Any]:
-    """The layers that `layer_types` says, or else those that are usual."""
-    kinds, layers = fields.get("layer_types", None), fields.integer("num_hidden_layers")
-    with_window = tuple(usual)
-    if kinds is not None:
-        if not isinstance(kinds, list) or len(kinds) != layers or not {*map(repr, kinds)} <= {*map(repr, LAYER_TYPES)}:
-            raise fields.wrong("layer_types", kinds, f"a list of {layers} kinds, {' or '.join(map(repr, LAYER_TYPES))}")
-        with_window = tuple(index for index, kind in enumerate(kinds) if kind == "sliding_attention")
+def _windows_by_layer(fields: Fields, default: Iterable[int], used: bool = True) -> dict[str, Any]:
+    """Give a window to the layers in `layer_types`, or to the default layers if there is no `layer_types`.
+
+    `used` is False if the config turns windows off; `layer_types` must then have none.
+    """
+    layer_types = _layer_types(fields)
+    window_layers = tuple(default)
+    if layer_types is not None:
+        window_layers = tuple(index for index, kind in enumerate(layer_types) if kind == "sliding_attention")
     window = fields.integer("sliding_window", None) if used else None
-    if with_window and not window:
-        why = "is null" if used else "is not used (use_sliding_window is false)"
+    if window_layers and not window:
+        reason = "is null" if used else "is turned off by use_sliding_window"
         raise CheckpointError(
-            f"{fields.where}: layer {with_window[0]} has a sliding window by layer_types, but sliding_window {why}"
+            f"{fields.source}: layer {window_layers[0]} has sliding-window attention, but sliding_window {reason}"
         )
-    return {"sliding_window": window if with_window else None, "window_layers": with_window}
+    return {"sliding_window": window if window_layers else None, "window_layers": window_layers}
+
+
+def _layer_types(fields: Fields) -> list[str] | None:
+    layer_types, layers = fields.get("layer_types", None), fields.integer("num_hidden_layers")
+    if layer_types is None:
+        return None
+    if (
+        isinstance(layer_types, list)
+        and len(layer_types) == layers
+        and all(kind in LAYER_TYPES for kind in layer_types)
+    ):
+        return layer_types
+    names = " or ".join(map(repr, LAYER_TYPES))
+    raise fields.invalid("layer_types", layer_types, f"a list of {layers} layer types, each {names}")
 
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -212,25 +223,25 @@ GEMMA = COMMON | {
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
 }
-GEMMA_ONLY = {"hidden_activation": "gelu_pytorch_tanh", "use_bidirectional_attention": False}
+GEMMA_REQUIRED = {"hidden_activation": "gelu_pytorch_tanh", "use_bidirectional_attention": False}
 
-LAYOUTS = {
-    "llama": Layout(
+ARCHITECTURES = {
+    "llama": HFArchitecture(
         _llama,
         defaults=COMMON | {"max_position_embeddings": 2048, "attention_bias": False, "mlp_bias": False},
     ),
-    "mistral": Layout(
+    "mistral": HFArchitecture(
         _mistral,
         defaults=COMMON | {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
-        only={"hidden_act": "silu", "layer_types": None},
+        required_values={"hidden_act": "silu", "layer_types": None},
     ),
-    "qwen2": Layout(_qwen2, defaults=QWEN | {"num_key_value_heads": 32, "max_window_layers": 28}),
-    "qwen3": Layout(
+    "qwen2": HFArchitecture(_qwen2, defaults=QWEN | {"num_key_value_heads": 32, "max_window_layers": 28}),
+    "qwen3": HFArchitecture(
         _qwen3,
         defaults=QWEN | {"num_key_value_heads": 32, "max_window_layers": 28, "head_dim": 128, "attention_bias": False},
-        names=NAMES | NORMS_OF_HEADS,
+        names=NAMES | QK_NORMS,
     ),
-    "qwen3_moe": Layout(
+    "qwen3_moe": HFArchitecture(
         _qwen3_moe,
         defaults=QWEN
         | {
@@ -241,9 +252,9 @@ LAYOUTS = {
             "num_experts_per_tok": 8,
             "norm_topk_prob": False,
         },
-        only={"hidden_act": "silu", "decoder_sparse_step": 1, "mlp_only_layers": []},
+        required_values={"hidden_act": "silu", "decoder_sparse_step": 1, "mlp_only_layers": []},
         names=NAMES
-        | NORMS_OF_HEADS
+        | QK_NORMS
         | {
             "mlp.router": "mlp.gate",
             "mlp.experts.{}.gate": "mlp.experts.{}.gate_proj",
@@ -251,7 +262,7 @@ LAYOUTS = {
             "mlp.experts.{}.down": "mlp.experts.{}.down_proj",
         },
     ),
-    "mixtral": Layout(
+    "mixtral": HFArchitecture(
         _mixtral,
         defaults={
             "num_key_value_heads": 8,
@@ -269,22 +280,22 @@ LAYOUTS = {
             "mlp.experts.{}.down": "block_sparse_moe.experts.{}.w2",
         },
     ),
-    "gemma2": Layout(
+    "gemma2": HFArchitecture(
         _gemma2,
         defaults=GEMMA
         | {"max_position_embeddings": 8192, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},
-        only=GEMMA_ONLY,
-        names=NAMES | FOUR_NORMS,
-        norms_lack=1.0,
+        required_values=GEMMA_REQUIRED,
+        names=NAMES | GEMMA_NORMS,
+        norm_offset=1.0,
     ),
-    "gemma3_text": Layout(
+    "gemma3_text": HFArchitecture(
         _gemma3,
         defaults=GEMMA | {"max_position_embeddings": 131072, "sliding_window_pattern": 6},
-        only=GEMMA_ONLY | {"attn_logit_softcapping": None},
-        names=NAMES | NORMS_OF_HEADS | FOUR_NORMS,
-        norms_lack=1.0,
+        required_values=GEMMA_REQUIRED | {"attn_logit_softcapping": None},
+        names=NAMES | QK_NORMS | GEMMA_NORMS,
+        norm_offset=1.0,
     ),
-    "phi3": Layout(
+    "phi3": HFArchitecture(
         _phi3,
         defaults={
             "max_position_embeddings": 4096,
@@ -296,10 +307,10 @@ LAYOUTS = {
         | dict.fromkeys(("attention.q", "attention.k", "attention.v"), "self_attn.qkv_proj")
         | dict.fromkeys(("mlp.gate", "mlp.up"), "mlp.gate_up_proj"),
     ),
-    "gpt2": Layout(
+    "gpt2": HFArchitecture(
         _gpt2,
         defaults={"n_positions": 1024, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
-        only={
+        required_values={
             "activation_function": "gelu_new",
             "scale_attn_weights": True,
             "scale_attn_by_inverse_layer_idx": False,
@@ -317,8 +328,8 @@ LAYOUTS = {
             "final_norm": "transformer.ln_f",
             "head": "lm_head",
         },
-        layers="transformer.h.",
-        unused=("transformer.h.{}.attn.bias", "transformer.h.{}.attn.masked_bias"),  # masks, not weights
+        layer_prefix="transformer.h.",
+        ignored=("transformer.h.{}.attn.bias", "transformer.h.{}.attn.masked_bias"),  # masks, not weights
         aliases={
             "hidden_size": "n_embd",
             "intermediate_size": "n_inner",
@@ -327,6 +338,6 @@ LAYOUTS = {
             "max_position_embeddings": "n_positions",
             "rms_norm_eps": "layer_norm_epsilon",
         },
-        transposed=frozenset({"attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"}),
+        transposed_modules=frozenset({"attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"}),
     ),
 }
