@@ -3,10 +3,10 @@
 #
 # **What does a scheduler trade when it chunks, preempts and prioritises?**
 #
-# A scheduler computes nothing. It cannot make a machine faster or a memory larger; all it does is choose who goes next.
-# So whatever it gives to one it takes from another, and the art is in knowing what is taken from whom. We look at its
-# three choices in turn: how much of a prompt to read in a step, whom to send away when memory is full, and whom to let
-# in first. For each we measure both sides of the bargain. One thing it never trades is the answers.
+# A scheduler computes nothing. It makes no machine faster and no memory larger; it only chooses which request runs
+# next. What it gives to one request it takes from another, so we must know who pays. We examine its three choices in
+# turn: how much of a prompt to compute per step, which sequence to preempt when memory is full, and which request to
+# admit first. For each choice we measure both sides of the trade. The answers themselves never change.
 
 # %%
 import numpy as np
@@ -22,7 +22,7 @@ llm = LLM()
 
 
 def new_engine(**options):
-    """An engine around the same model, with a memory and a scheduler of its own, and the trace of what it does."""
+    """Return an engine that shares the model but has its own KV cache and scheduler, and the trace of its steps."""
     options = EngineConfig(**{"num_blocks": 128} | options)
     cache = KVCache(llm.config, options.num_blocks, options.block_size)
     engine = Engine(llm.transformer, cache, options.scheduler(cache), tokenizer=llm.tokenizer)
@@ -32,7 +32,7 @@ def new_engine(**options):
 
 
 def answers_of(trace):
-    """Tokens and log-probabilities of each request."""
+    """Return the tokens and log-probabilities of each request."""
     answers = {}
     for record in trace:
         for chunk in record.chunks:
@@ -45,22 +45,22 @@ try:
     import matplotlib.pyplot as plt
 except ImportError:
     plt = None
-    print("no Matplotlib here, so no figures")
+    print("Matplotlib is not installed, so there are no figures")
 
 # %% [markdown]
-# ## A stranger with a long letter
+# ## A long prompt arrives
 #
-# Four people are reading their answers as they come, word by word. Then somebody sends a prompt of 512 tokens. We serve
-# them under two policies: *continuous*, which reads prompts first and whole, and *chunked*, which gives every decode
-# its token first, and fills what is left of a budget, here 64 tokens, with a piece of the prompt.
+# Four users are reading their answers as the tokens arrive. Then a new request comes with a prompt of 512 tokens. We
+# serve it under two policies. *Continuous* computes prompts first, and whole. *Chunked* first gives every decode its
+# token, and then fills the rest of the step's budget, here 64 tokens, with a chunk of the prompt.
 
 # %%
 openings = [f"{place} is a city where" for place in ("Paris", "Cairo", "Lima", "Kyoto")]
-letter = (llm.encode("I am writing to you because of the noise in the street at night. ") * 40)[:512]
+long_prompt = (llm.encode("I am writing to you because of the noise in the street at night. ") * 40)[:512]
 
 
-def interrupt(**options):
-    """Four answers under way, and after twelve steps a long prompt: the trace of it all."""
+def run_readers(**options):
+    """Return the trace of a run in which a long prompt arrives after twelve steps of four answers."""
     engine, trace = new_engine(**options)
     for n, opening in enumerate(openings):
         params = SamplingParams(temperature=0.8, seed=n, max_tokens=48, ignore_eos=True, logprobs=True)
@@ -68,68 +68,68 @@ def interrupt(**options):
     for _ in range(12):
         engine.step()
     params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=True)
-    engine.add_request(letter, params, request_id="stranger")
+    engine.add_request(long_prompt, params, request_id="long")
     while engine.has_unfinished:
         engine.step()
     return trace
 
 
-whole = interrupt(policy="continuous", max_batch_tokens=1024)
-pieces = interrupt(policy="chunked", max_batch_tokens=64)
-for name, trace in (("continuous", whole), ("chunked, 64", pieces)):
-    print(f"{name}: tokens of prompts + decodes, from step 11 on")
+whole = run_readers(policy="continuous", max_batch_tokens=1024)
+split = run_readers(policy="chunked", max_batch_tokens=64)
+for name, trace in (("continuous", whole), ("chunked, 64", split)):
+    print(f"{name}: prefill + decode tokens, from step 11 on")
     for record in trace.steps[11:23]:
         prefill = sum(chunk.num_tokens for chunk in record.chunks if chunk.phase == "prefill")
         print(f"{prefill} + {record.num_tokens - prefill}", end="   ")
     print()
-print("same tokens and bits:", answers_of(whole) == answers_of(pieces))
+print("same tokens and bits:", answers_of(whole) == answers_of(split))
 
 # %% [markdown]
-# In the first run there is a step of 512 tokens in which no reader gets anything. In the second there are nine longer
-# steps, and everybody gets a token in each. What does a reader feel?
+# In the first run, one step of 512 tokens gives no reader a token. In the second run, nine steps take longer than
+# usual, but each of them gives every reader a token. What does a reader notice?
 
 # %% tags=["timing"]
-print("ms               between a reader's tokens: median   longest   stranger's first token   all done after")
-for name, trace in (("continuous", whole), ("chunked, 64", pieces)):
+print("ms               between a reader's tokens: median   longest long prompt's first token         all done")
+for name, trace in (("continuous", whole), ("chunked, 64", split)):
     metrics = request_metrics(trace)
     gaps = metrics["reader 0"].inter_token_latencies
-    row = f"{1000 * percentile(gaps, 50):28.0f} {1000 * max(gaps):9.0f} {1000 * metrics['stranger'].ttft:24.0f}"
+    row = f"{1000 * percentile(gaps, 50):28.0f} {1000 * max(gaps):9.0f} {1000 * metrics['long'].ttft:24.0f}"
     print(f"{name:22} {row} {1000 * run_metrics(trace).seconds:16.0f}")
 
 # %% tags=["timing"]
 if plt:
     figure, axes = plt.subplots(figsize=(7, 3.6), num="one-readers-gaps", layout="constrained")
-    for name, trace, colour, style in (("continuous", whole, "#D55E00", "--"), ("chunked, 64", pieces, "#0072B2", "-")):
+    for name, trace, colour, style in (("continuous", whole, "#D55E00", "--"), ("chunked, 64", split, "#0072B2", "-")):
         gaps = 1000 * np.array(request_metrics(trace)["reader 0"].inter_token_latencies)
         axes.semilogy(np.arange(1, len(gaps) + 1), gaps, style, color=colour, linewidth=2, label=name)
-    axes.set(xlabel="token of the answer", ylabel="ms since the one before")
+    axes.set(xlabel="token of the answer", ylabel="ms since the previous token")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9)
-    axes.set_title("What one reader notices of a stranger's letter")
+    axes.set_title("What one reader notices of a long prompt")
 
 # %% [markdown]
-# One long silence, or a stretch in which everything is a little slow. The median gap is the same, and so, nearly, is
-# the time until all is done. What differs is the *longest* gap, and that is what a person notices: hence the high
-# percentiles in every serious measurement. The stranger pays for it, a little, because the prompt now shares its steps
-# with decodes.
+# A reader notices either one long pause or a period in which everything is a little slower. The median gap is the same,
+# and so, nearly, is the time until all requests are done. The *longest* gap differs, and that is what people notice, so
+# every serious measurement reports high percentiles. The long request pays a little for this, because its prompt now
+# shares its steps with decodes.
 #
-# ## How large a piece?
+# ## How large should a chunk be?
 #
-# The budget bounds a step, and with it the time until anybody's next token. How small should it be? The scheduler's
-# side of the question is a few words: a prompt advances by as much as the budget has left.
+# The budget limits the length of a step, and with it the time until every reader's next token. How small should it be?
+# The scheduler's part takes a few lines: a prompt advances by as much as the budget has left.
 #
 # {{ source: minillm.engine.scheduler.Scheduler._schedule_chunk }}
 
 # %% tags=["timing"]
 points = []
-print("budget   steps until the stranger's first token   longest gap, ms   first token, ms   all done, ms")
+print("budget   steps of the long prompt's prefill      longest gap, ms   first token, ms   all done, ms")
 for budget in (16, 32, 64, 128, 256, 1024):
-    trace = interrupt(policy="chunked", max_batch_tokens=budget)
+    trace = run_readers(policy="chunked", max_batch_tokens=budget)
     metrics = request_metrics(trace)
-    gap, ttft = 1000 * max(metrics["reader 0"].inter_token_latencies), 1000 * metrics["stranger"].ttft
-    reading = sum(any(chunk.request_id == "stranger" and chunk.phase == "prefill" for chunk in r.chunks) for r in trace)
+    gap, ttft = 1000 * max(metrics["reader 0"].inter_token_latencies), 1000 * metrics["long"].ttft
+    steps = sum(any(chunk.request_id == "long" and chunk.phase == "prefill" for chunk in r.chunks) for r in trace)
     points.append((budget, gap, ttft))
-    print(f"{budget:6} {reading:25} {gap:33.0f} {ttft:17.0f} {1000 * run_metrics(trace).seconds:14.0f}")
+    print(f"{budget:6} {steps:25} {gap:33.0f} {ttft:17.0f} {1000 * run_metrics(trace).seconds:14.0f}")
 
 # %% tags=["timing"]
 if plt:
@@ -138,27 +138,27 @@ if plt:
     axes.loglog(gaps, ttfts, "o-", color="#0072B2", linewidth=1.5)
     for budget, gap, ttft in points:
         axes.annotate(f"{budget}", (gap, ttft), textcoords="offset points", xytext=(6, 5), fontsize=9)
-    axes.set(xlabel="longest gap of a reader, ms", ylabel="time to the stranger's first token, ms")
+    axes.set(xlabel="longest gap of a reader, ms", ylabel="time to the long prompt's first token, ms")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title("Whose time? Budgets from 16 to 1,024 tokens a step")
+    axes.set_title("Who waits? Budgets from 16 to 1,024 tokens per step")
 
 # %% [markdown]
-# Downwards the curve is good for the stranger, to the left it is good for the readers, and a budget is a point on it.
-# The right half costs the readers a great deal and gives the stranger little: above the ridge point (lesson 5) twice
-# the tokens take twice the time, so large steps are no more efficient than middling ones. The left half costs the
-# stranger more and more: a piece of four tokens reads all the weights for four tokens. A good budget is the smallest
-# that still keeps the machine busy. On a CPU that is a few dozen tokens; on an accelerator, whose ridge lies at
-# hundreds of tokens, it is 512 or 2,048.
+# Lower on the curve is better for the long prompt, further left is better for the readers, and each budget is a point
+# on it. In the right half, larger budgets cost the readers much and help the long prompt little. Above the ridge point
+# (lesson 5), twice the tokens take twice the time, so large steps are no more efficient than medium ones. In the left
+# half, smaller budgets delay the long prompt more and more: a chunk of four tokens reads all the weights for four
+# tokens. A good budget is the smallest that still keeps the machine busy. On a CPU that is a few dozen tokens; on an
+# accelerator, whose ridge point is at hundreds of tokens, it is 512 or 2,048.
 #
-# ## What does a policy buy?
+# ## What does each policy gain under load?
 #
-# One stranger is an anecdote. What does each policy make of a crowd? Here is the same engine and scheduler around a
-# *model* of a machine: it computes nothing, and its clock moves by what the roofline of lesson 5 says that each step
-# would take at best, for Llama 3.1 8B in 16 bits on an H100 (lesson 7). No real machine is that good.
+# One long prompt is only an anecdote. How does each policy behave under load? We run the same engine and scheduler on a
+# *simulated* machine. It computes nothing, and its clock advances by the shortest time that lesson 5's roofline allows
+# for each step, for Llama 3.1 8B in 16 bits on an H100 (lesson 7). No real machine is that fast.
 #
 # {{ source: minillm.bench.serving.ImaginedTransformer.forward }}
 #
-# It is sent requests by 4, 16 or 64 clients, each of whom sends the next one when it has its answer:
+# Its load comes from 4, 16 or 64 clients. Each client sends its next request when it has received its answer:
 
 # %%
 from minillm.bench.serving import ImaginedEngine, serve_clients
@@ -173,19 +173,19 @@ memory = {"num_blocks": 2000, "block_size": 64, "max_sequences": 64, "prefix_cac
 
 def serve(clients, **options):
     engine = ImaginedEngine(costs, h100, EngineConfig(**memory, **options))
-    return run_metrics(serve_clients(engine, crowd, clients))
+    return run_metrics(serve_clients(engine, workload, clients))
 
 
 random = np.random.default_rng(0)
 prompt_lengths = random.lognormal(5.5, 1, 96).clip(20, 4000).astype(int).tolist()
 prompts = [[0] * length for length in prompt_lengths]
-crowd = list(zip(prompts, random.geometric(1 / 32, 96).tolist(), strict=True))
+workload = list(zip(prompts, random.geometric(1 / 32, 96).tolist(), strict=True))
 budgets, loads = {"static": 4096, "continuous": 4096, "chunked": 512}, (4, 16, 64)
 runs = {
     policy: {clients: serve(clients, policy=policy, max_batch_tokens=budget) for clients in loads}
     for policy, budget in budgets.items()
 }
-print("clients at once  tokens a second  ms: median TPOT, 95 %, median TTFT, 95 %")
+print("        clients         tokens/s  ms: median TPOT, 95 %, median TTFT, 95 %")
 for policy, by_load in runs.items():
     for clients, run in by_load.items():
         times = (run.median_tpot, run.p95_tpot, run.median_ttft, run.p95_ttft)
@@ -198,34 +198,35 @@ if plt:
     figure, axes = plt.subplots(1, 2, figsize=(9, 4), num="latency-throughput", layout="constrained")
     plots.latency_against_throughput(axes[0], runs, "tpot")
     plots.latency_against_throughput(axes[1], runs, "ttft")
-    figure.suptitle("Latency against throughput for three policies, on a model of an H100")
+    figure.suptitle("Latency against throughput for three policies, on a simulated H100")
 
 # %% [markdown]
-# Each line is a policy, each mark a number of people who want something at once. To the right is good for whoever pays
-# for the machine, down is good for whoever waits. *Static* lies left of the others: its seats stand empty, and those
-# who come late wait for the next crossing. *Chunked* makes more tokens a second than *continuous*, and makes them come
-# more evenly: with 64 clients the slowest answers take an eighth of the time a token, since decodes ride along with the
-# prompts, in steps that read the weights anyway. What that costs is on the right. With 64 clients the median first
-# token comes more than twice as late, for prompts now share every step with all who decode.
+# Each line is a policy and each mark a number of concurrent clients. Further right is better for the operator who pays
+# for the machine; lower is better for the users who wait. *Static* is left of the others: many places in its batches
+# stay empty, and late requests wait for the next batch. *Chunked* generates more tokens per second than *continuous*,
+# and more evenly. With 64 clients, the slowest answers take an eighth of the time per token, because decodes share the
+# steps of prompts, which read the weights anyway. The right panel shows the price. With 64 clients, the median time to
+# the first token more than doubles, because prompts now share every step with all decodes.
 #
 # ## When memory is full
 #
-# With blocks, sequences are let in as long as *their present* fits (lesson 8). All of them grow, so it happens that one
-# needs a block and there is none. Somebody must go. minillm sends away whoever was admitted last:
+# With blocks, a sequence is admitted if the tokens it has *now* fit (lesson 8). But all sequences grow, so at some step
+# one needs a block and none is available. Then some sequence must free its blocks. minillm preempts the one admitted
+# last:
 #
 # {{ source: minillm.engine.scheduler.Scheduler._ensure_blocks }}
 #
-# *Preempted* means: its blocks are given back, its tokens are kept, and it goes to the head of the queue. When there is
-# room again, it computes all its tokens anew, prompt and answer so far, in one prefill. Five requests in a pool of 14
+# A *preempted* sequence frees its blocks, keeps its tokens, and returns to the head of the queue. When there is room
+# again, one prefill recomputes all its tokens, the prompt and the answer so far. Five requests run in a pool of 14
 # blocks of 4 positions: `#` prefill, `=` decode, `.` waiting, `!` preempted.
 
 # %%
-letters = "ABCDE"
+names = "ABCDE"
 
 
-def crowded(num_blocks, prefix_caching=False):
+def run_five(num_blocks, prefix_caching=False):
     engine, trace = new_engine(num_blocks=num_blocks, block_size=4, prefix_caching=prefix_caching)
-    for n, name in enumerate(letters):
+    for n, name in enumerate(names):
         params = SamplingParams(temperature=0.8, seed=n, max_tokens=20, ignore_eos=True, logprobs=True)
         engine.add_request(llm.encode(f"Dear {name}, thank you for"), params, request_id=name)
     while engine.has_unfinished:
@@ -234,7 +235,7 @@ def crowded(num_blocks, prefix_caching=False):
 
 
 def chart(trace):
-    rows = {name: ["."] * len(trace) for name in letters}
+    rows = {name: ["."] * len(trace) for name in names}
     for step, record in enumerate(trace):
         for chunk in record.chunks:
             rows[chunk.request_id][step] = "#" if chunk.phase == "prefill" else "="
@@ -244,46 +245,46 @@ def chart(trace):
         print(f"  {name} {''.join(row).rstrip('.')}")
 
 
-roomy, tight, remembering = crowded(64), crowded(14), crowded(14, prefix_caching=True)
-chart(tight)
-print("                           steps  preempted  computed again  most blocks held")
-for name, trace in (("64 blocks", roomy), ("14 blocks", tight), ("14, with a prefix index", remembering)):
+ample, scarce, cached = run_five(64), run_five(14), run_five(14, prefix_caching=True)
+chart(scarce)
+print("                           steps  preempted      recomputed   max blocks held")
+for name, trace in (("64 blocks", ample), ("14 blocks", scarce), ("14, prefix caching", cached)):
     metrics = run_metrics(trace)
     numbers = f"{metrics.num_steps:7} {metrics.num_preemptions:10} {metrics.num_recomputed_tokens:15}"
     print(f"{name:24} {numbers} {metrics.peak_blocks:17}")
-print("same tokens and bits:", answers_of(roomy) == answers_of(tight) == answers_of(remembering))
+print("same tokens and bits:", answers_of(ample) == answers_of(scarce) == answers_of(cached))
 
 # %% [markdown]
-# Forty per cent of the memory that it would have liked, twice the steps, and the same answers to the last bit. (That is
-# not to be taken for granted: what was computed token by token in decodes is computed again in one prefill, beside
-# other neighbours. An engine whose kernels then add up in another order continues another text.) With the prefix index
-# of lesson 8, what a preempted sequence gives back stays findable until somebody overwrites it. Here that saves next to
-# nothing, and you can see why: it was sent away *because* memory was full.
+# With 40 % of the memory that the requests would use, the run takes twice the steps and gives the same answers to the
+# last bit. (This is not automatic: tokens computed one by one in decodes are recomputed in one prefill, in another
+# batch. An engine whose kernels then add in another order would continue with another text.) With the prefix index of
+# lesson 8, the blocks of a preempted sequence can be found until they are overwritten. Here this saves almost nothing:
+# the sequence was preempted *because* memory was full.
 #
-# Why the last admitted? Because whoever has been at it for longest has most to lose; and because then the *first* one
-# is never sent away. It goes on to its end, whatever happens, and then the next is the first. So everyone's turn comes.
-# It is the whole proof that nobody starves.
+# Why the sequence admitted last? The oldest has the most computed tokens to lose. Also, the *first* sequence is then
+# never preempted. It always finishes, and then the next one is the first. So every request finishes: this is the whole
+# proof that none starves.
 #
-# ## How many to let in?
+# ## How many to admit?
 #
-# Preemptions can be avoided: keep some memory back for those who run. The `watermark` is the share of the pool that a
-# newcomer must leave. Is it worth it? Here we need many requests and no model. Arrivals in steps, lengths in tokens;
-# the scheduler plans, and somebody pretends to have computed:
+# Preemptions can be avoided by reserving memory for the running sequences. The `watermark` is the share of the pool
+# that an admission must leave available. Is it worth it? To find out we need many requests and no model. Arrivals are
+# measured in steps and lengths in tokens; the scheduler plans, and we skip the computation:
 
 
 # %%
 def replay(requests, *, num_blocks=2000, **options):
-    """Serve (arrival step, prompt length, answer length, priority); waits for the first token, and totals."""
+    """Serve (arrival step, prompt length, answer length, priority); return steps to each first token, and totals."""
     options = {"max_batch_tokens": 256, "max_sequences": 64, "prefix_caching": False} | options
     scheduler = Scheduler(BlockAllocator(num_blocks, 16), **options)
-    step, waits, totals = 0, {}, {"steps": 0, "tokens": 0, "preempted": 0, "computed again": 0}
+    step, waits, totals = 0, {}, {"steps": 0, "tokens": 0, "preempted": 0, "recomputed": 0}
     arrivals = iter(enumerate(requests))
-    next_one = next(arrivals, None)
-    while next_one or scheduler.has_unfinished:
-        while next_one and next_one[1][0] <= step:
-            n, (_, prompt, answer, priority) = next_one
+    upcoming = next(arrivals, None)
+    while upcoming or scheduler.has_unfinished:
+        while upcoming and upcoming[1][0] <= step:
+            n, (_, prompt, answer, priority) = upcoming
             scheduler.add(Sequence.from_prompt(str(n), [0] * prompt, answer, priority=priority))
-            next_one = next(arrivals, None)
+            upcoming = next(arrivals, None)
         plan = scheduler.schedule()
         choices = []
         for chunk in plan.chunks:
@@ -294,37 +295,37 @@ def replay(requests, *, num_blocks=2000, **options):
                 waits[int(sequence.request_id)] = step + 1 - requests[int(sequence.request_id)][0]
         scheduler.commit(plan, choices)
         totals["preempted"] += len(plan.preempted)
-        totals["computed again"] += sum(preempted.num_computed for preempted in plan.preempted)
+        totals["recomputed"] += sum(preempted.num_computed for preempted in plan.preempted)
         totals["tokens"] += plan.num_tokens
         totals["steps"] = step = step + 1
     return np.array([waits[n] for n in range(len(requests))]), totals
 
 
 random = np.random.default_rng(0)
-rush = [
+burst = [
     (0, int(p), int(a), 0) for p, a in zip(random.integers(20, 200, 300), random.geometric(1 / 150, 300), strict=True)
 ]
-marks = (0.0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6)
-outcomes = {mark: replay(rush, num_blocks=400, watermark=mark)[1] for mark in marks}
-print("watermark  steps  tokens computed  of them again  preempted")
-for mark, totals in outcomes.items():
-    numbers = f"{totals['steps']:6} {totals['tokens']:16,} {totals['computed again']:14,} {totals['preempted']:10}"
-    print(f"{mark:9.0%} {numbers}")
+watermarks = (0.0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6)
+outcomes = {watermark: replay(burst, num_blocks=400, watermark=watermark)[1] for watermark in watermarks}
+print("watermark  steps  tokens computed     recomputed  preempted")
+for watermark, totals in outcomes.items():
+    numbers = f"{totals['steps']:6} {totals['tokens']:16,} {totals['recomputed']:14,} {totals['preempted']:10}"
+    print(f"{watermark:9.0%} {numbers}")
 
 # %% [markdown]
-# With nothing held back, sequences are let in, sent away and let in again, and half as much work as was asked for is
-# done a second time. With much held back, nobody is sent away, but seats stay empty that could have been used. Where is
-# the best place? Read the steps, and it is near 0 %; read the tokens computed, and it is past 10 %. Both readings are
-# right, on different machines: where a step costs the same for any number of tokens (an accelerator, left of its
-# ridge), steps are time, and work done twice is nearly free; where each token costs (our CPU), it is not. It is the
-# trade of overbooking a flight, and the answer depends on what it costs to rebook.
+# With nothing reserved, sequences are admitted, preempted and admitted again, and half as many tokens as the requests
+# need are computed a second time. With much reserved, no sequence is preempted, but the batch has room that stays
+# unused. Where is the optimum? By steps, it is near 0 %; by tokens computed, it is above 10 %. Both answers are right,
+# on different machines. If a step costs the same for any number of tokens (an accelerator, left of its ridge point),
+# steps are time, and recomputing is nearly free. If each token costs (our CPU), it is not. The trade-off is the one of
+# overbooking a flight: the answer depends on the cost of rebooking.
 #
-# ## Who goes first?
+# ## Which request goes first?
 #
-# Last, the queue. First come, first served is fair, and simple to explain. But a short request behind a long one waits
-# for all of it. `admission="shortest"` lets in the shortest prompt, `"priority"` the smallest number. For 600 requests,
-# nine in ten of them short, that arrive a little more slowly than they can be served; one in five has paid for
-# priority:
+# The last choice is the order of the queue. *First come, first served* is fair and easy to explain. But a short request
+# behind a long one waits for all of it. `admission="shortest"` admits the shortest prompt first, and `"priority"` the
+# smallest number. We simulate 600 requests, nine of ten of them short, which arrive slightly more slowly than they can
+# be served. One in five has paid for priority:
 
 # %%
 count = 600
@@ -334,14 +335,14 @@ answer_lengths = random.geometric(1 / 20, count)
 paid = random.random(count) < 0.2
 gaps = random.exponential(1.03 * (prompt_lengths + answer_lengths).mean() / 256, count)
 arrivals = np.cumsum(gaps).astype(int)
-day = [
-    (int(at), int(prompt), int(answer), int(not first))
-    for at, prompt, answer, first in zip(arrivals, prompt_lengths, answer_lengths, paid, strict=True)
+requests = [
+    (int(step), int(prompt), int(answer), int(not first))
+    for step, prompt, answer, first in zip(arrivals, prompt_lengths, answer_lengths, paid, strict=True)
 ]
 groups = {"all": short_ones | True, "short": short_ones, "long": ~short_ones, "paid": paid, "unpaid": ~paid}
-waits_of = {admission: replay(day, admission=admission)[0] for admission in ("fcfs", "shortest", "priority")}
-print("steps until the first token, mean and worst")
-print(" " * 9, *(f"{name:>8}  worst" for name in groups))
+waits_of = {admission: replay(requests, admission=admission)[0] for admission in ("fcfs", "shortest", "priority")}
+print("steps until the first token: mean and maximum")
+print(" " * 9, *(f"{name:>8}    max" for name in groups))
 for admission, waits in waits_of.items():
     print(f"{admission:9}", *(f"{waits[group].mean():8.0f} {waits[group].max():6.0f}" for group in groups.values()))
 
@@ -357,40 +358,40 @@ if plt:
     axes.set(xlabel="percentile of the requests", ylabel="steps until the first token")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9)
-    axes.set_title("The same day under three orders of admission")
+    axes.set_title("The same requests under three orders of admission")
 
 # %% [markdown]
-# *Shortest* makes the mean wait a quarter of what it was. A short request hardly notices that anyone else is there; a
-# long one waits until there is nobody shorter, and the unluckiest waited four times as long as anybody under *first
-# come, first served*. In a service that never empties, it could be for ever. By its mean, and even by its 95th
-# percentile, this order wins by far; only the right end of the figure shows who pays. With *priority*, those who have
-# paid wait a fifth as long, and the others a seventh longer. That is cheap as long as few pay: if everybody does,
-# nobody gains. Mind the difference between the two. Letting the short ones first makes the *sum* of all waits smaller,
-# since it is better that one waits for ten than that ten wait for one; priority only moves waiting from some to others.
+# *Shortest* cuts the mean wait to a quarter. Short requests hardly notice the load. A long one waits until no shorter
+# request is left: the unluckiest waits four times as long as the worst case under *first come, first served*, and in a
+# service whose queue never empties it could wait forever. By its mean, and even by its 95th percentile, this order wins
+# easily; only the right end of the figure shows who pays. With *priority*, paid requests wait a fifth as long, and the
+# others a seventh longer. That is cheap while few pay; if all pay, none gains. The two orders differ in kind. Serving
+# short requests first reduces the *sum* of all waits, because one request waiting for ten short ones is better than ten
+# waiting for one long one. Priority only moves waiting time from some requests to others.
 #
 # ## What production systems do differently
 #
-# - **Chunks are the default.** [Sarathi-Serve](https://arxiv.org/abs/2403.02310) (Agrawal et al. 2024) introduced
-#   decodes first and prompts in what is left, and reports 2.6 times the requests of vLLM at the same limit on tail
-#   latency, for Mistral 7B on one A100. vLLM [does the
-#   same](https://docs.vllm.ai/en/stable/configuration/optimization/) now; the budget is `max_num_batched_tokens`.
-# - **Never preempt, or swap.**
+# - **Chunked prefill is the default.** [Sarathi-Serve](https://arxiv.org/abs/2403.02310) (Agrawal et al. 2024)
+#   introduced decodes first and prompts in the remaining budget, and reports 2.6 times the requests of vLLM at the same
+#   limit on tail latency, for Mistral 7B on one A100. vLLM now [does the
+#   same](https://docs.vllm.ai/en/stable/configuration/optimization/); the budget is `max_num_batched_tokens`.
+# - **No preemption, or swapping.** By default,
 #   [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/performance/performance-tuning-guide/useful-runtime-flags.html)
-#   by default admits a request only if it is sure to find memory to its very end (`GUARANTEED_NO_EVICT`), and overbooks
-#   if told to (`MAX_UTILIZATION`). [Kwon et al. 2023](https://arxiv.org/abs/2309.06180) (section 4.5) compare
-#   recomputing with copying the blocks to the host and back.
+#   admits a request only if its memory is guaranteed to the end (`GUARANTEED_NO_EVICT`); `MAX_UTILIZATION` overbooks.
+#   [Kwon et al. 2023](https://arxiv.org/abs/2309.06180) (section 4.5) compare recomputing with copying blocks to the
+#   host and back.
 # - **Two machines instead of one budget.** [DistServe](https://arxiv.org/abs/2401.09670) computes prompts and answers
-#   on different GPUs, so that neither waits for the other; each then has its own limit to be tuned for.
-# - **Fairness between customers.** First come, first served favours whoever sends most. [Sheng et al.
-#   2024](https://arxiv.org/abs/2401.00588) count the tokens that each customer has been served, and let in who has had
-#   the least. [FastServe](https://arxiv.org/abs/2305.05920) preempts running answers, so that short ones overtake long
-#   ones even though nobody knows lengths beforehand.
+#   on different GPUs, so neither waits for the other and each can be tuned for its own limit.
+# - **Fairness between customers.** First come, first served favours the customer who sends the most. [Sheng et al.
+#   2024](https://arxiv.org/abs/2401.00588) count the tokens served per customer and admit the one with the fewest.
+#   [FastServe](https://arxiv.org/abs/2305.05920) preempts running answers so that short ones overtake long ones,
+#   although their lengths are not known in advance.
 #
 # ## Exercises
 #
-# In [exercises.py](exercises.py); `pytest lessons/09_scheduling` tells you whether they are right. The answers to the
-# first two are quoted above.
+# Write the functions in [exercises.py](exercises.py), and test them with `pytest lessons/09_scheduling`. The answers to
+# the first two are quoted above.
 #
-# 1. `_schedule_chunk`: the next piece of a prompt. How long may it be?
-# 2. `_ensure_blocks`: a block for the next token, whoever has to go.
-# 3. `percentile`: the number by which a service is judged.
+# 1. `_schedule_chunk`: schedule the next chunk of a prompt. How long may it be?
+# 2. `_ensure_blocks`: get blocks for the next tokens. Which sequences must be preempted for them?
+# 3. `percentile`: compute the number by which a service is judged.
