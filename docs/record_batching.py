@@ -27,7 +27,7 @@ from rich.text import Text
 from minillm import LLM
 from minillm.trace import RunFacts, StepRecord
 from minillm.view import Timeline
-from minillm.view.frame import frame
+from minillm.view.frame import TILE, frame
 
 ROOT = Path(__file__).parents[1]
 OUTPUT = ROOT / "docs" / "images" / "batching.svg"
@@ -208,8 +208,13 @@ def _elements(run: Run) -> Iterator[str]:
     x, y = run.column * CELL_WIDTH, run.line * LINE_HEIGHT
     first = run.cells[0]
     if first.background:
-        width = len(run.cells) * CELL_WIDTH
-        yield f'<rect x="{x:g}" y="{y + 1:g}" width="{width:g}" height="{LINE_HEIGHT - 2}" fill="{first.background}"/>'
+        is_tiled = len(run.cells) % TILE == 0 and all(cell.character == " " for cell in run.cells[::TILE])
+        size, gap = (TILE, 1.5) if is_tiled else (len(run.cells), 0)  # blocks of the pool, or a part of the batch
+        boxes = [
+            _box(x + start * CELL_WIDTH, y + 1, size * CELL_WIDTH - gap, LINE_HEIGHT - 2)
+            for start in range(0, len(run.cells), size)
+        ]
+        yield f'<path fill="{first.background}" d="{"".join(boxes)}"/>'
     shapes = [_shape(cell.character, x + n * CELL_WIDTH, y) for n, cell in enumerate(run.cells)]
     if any(shapes):
         yield f'<path fill="{first.colour}" d="{"".join(filter(None, shapes))}"/>'
@@ -246,7 +251,7 @@ def _shape(character: str, x: float, y: float) -> str | None:
 
 
 def _box(x: float, y: float, width: float, height: float) -> str:
-    return f"M{x:.5g} {y:.5g}h{width:.3g}v{height:.3g}h-{width:.3g}z"
+    return f"M{x:.5g} {y:.5g}h{width:.4g}v{height:.3g}h-{width:.4g}z"
 
 
 def _circle(x: float, y: float, radius: float, clockwise: bool = True) -> str:

@@ -53,7 +53,7 @@ class RunMetrics:
 
     Attributes
     ----------
-    num_requests, num_finished : requests that arrived, and those that ended with "stop" or "length".
+    num_requests, num_finished : requests that arrived, and requests that ended with "stop" or "length".
     num_steps : steps that computed something.
     seconds : from the beginning of the first of these steps to the end of the last.
     num_computed_tokens, num_generated_tokens : input tokens computed, and output tokens sampled.

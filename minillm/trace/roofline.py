@@ -61,7 +61,7 @@ class ModelCosts:
 
     Attributes
     ----------
-    weight_bytes : bytes of weights that a step reads, as they are stored.
+    weight_bytes : size of the stored weights that a step reads, in bytes.
     kv_bytes_per_token : bytes of one position in the KV cache.
     layer_flops, head_flops : operations per token in the layers' matrix products, and per token's logits.
     attention_flops : operations per pair of a query and a key.

@@ -104,7 +104,7 @@ def _batch(timeline: Timeline, record: StepRecord, width: int, glyphs: Glyphs) -
 def _visible_tracks(timeline: Timeline, step: int, max_tracks: int) -> list[Track]:
     """Return at most `max_tracks` tracks in order of arrival.
 
-    Running sequences and those that ended in this step have precedence, then waiting ones, then the last finished ones.
+    Sequences that run or end in this step come first, then waiting ones, then the last finished ones.
     """
 
     def rank(numbered: tuple[int, Track]) -> tuple[int, int]:

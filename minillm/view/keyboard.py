@@ -18,7 +18,7 @@ except ImportError:  # not a POSIX system
 
 
 class Keyboard:
-    """Read keys as they are pressed, without echo. A context manager: on exit it restores the terminal's settings.
+    """Read single keys without echo. A context manager: on exit it restores the terminal's settings.
 
     Ctrl-C still interrupts the program.
 

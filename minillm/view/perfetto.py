@@ -156,7 +156,7 @@ class _EventWriter:
                 del self._threads[id(track)]
 
     def _arrive(self, thread: _Thread, arrival: Arrival, start: int) -> Event:
-        """Return the event of an arrival, which lies between the end of the previous step and the start of this one."""
+        """Return the event of an arrival. Its time is limited to the gap between the previous step and this one."""
         time = min(max(self._end, round(max(0.0, arrival.time) * TICKS_PER_SECOND)), start)
         self._enqueue(thread, time)
         args: Event = {"prompt_tokens": arrival.num_prompt_tokens, "max_tokens": arrival.max_tokens, "n": arrival.n}

@@ -1,8 +1,8 @@
 """Figures of measurements and estimates. Each function draws the given numbers into an Axes and measures nothing.
 
-They use Matplotlib (the extra `plot`), which is imported only when a function draws. The colours are those of Okabe and
-Ito (2008, "Color Universal Design"), which remain distinguishable with colour blindness. Series also differ in their
-markers or line styles, so that they can be told apart in black and white.
+They use Matplotlib (the extra `plot`), which is imported only when a function draws. Okabe and Ito (2008, "Color
+Universal Design") chose the colours, which remain distinguishable with colour blindness. Series also differ in their
+markers or line styles, so that black-and-white prints are readable.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Track:
     Attributes
     ----------
     name : the sequence's name in the records: the request's id, followed by the completion's number unless it is 0.
-    letter : one letter that stands for it in small pictures; letters repeat after 52 sequences.
+    letter : its one-letter label, for tiles and batches; letters repeat after 52 sequences.
     number : how many sequences arrived before it.
     created_step : the step whose record mentions it first.
     first_step, end_step : the first step that has a cell for it, and the step in which it ended; None until then.
@@ -130,7 +130,7 @@ class Timeline:
         self._updated: dict[int, Track] = {}  # by identity, because a name can be reused within a step
 
     def push(self, record: StepRecord) -> list[Track]:
-        """Add the next step, and return the tracks that its record mentions, including those that ended in it."""
+        """Add the next step. Return all tracks that its record mentions, including finished ones."""
         if self.record is None:
             self.first_step = record.step
         self.record, self._step, self._updated = record, record.step, {}

@@ -1,4 +1,4 @@
-"""Plots: what is drawn is what was given, told apart by more than its colour."""
+"""Plots: the drawn points equal the given numbers, and series differ in more than their colours."""
 
 import subprocess
 import sys
@@ -23,8 +23,8 @@ runs_of = st.builds(
 )
 
 
-def by_name(values, most=3):
-    return st.dictionaries(names, values, min_size=1, max_size=most)
+def by_name(values, max_size=3):
+    return st.dictionaries(names, values, min_size=1, max_size=max_size)
 
 
 def by_size(values):
@@ -32,7 +32,7 @@ def by_size(values):
 
 
 def drawn(axes):
-    """The points of each line that has any."""
+    """The points of each non-empty line."""
     lines = [[tuple(map(float, point)) for point in line.get_xydata()] for line in axes.lines]
     return [line for line in lines if line]
 
@@ -49,19 +49,21 @@ def texts(axes):
 @given(runs=by_name(by_size(runs_of)), latency=st.sampled_from(list(plots.LATENCIES)))
 def test_latency_against_throughput(runs, latency):
     plots.latency_against_throughput(axes := new_axes(), runs, latency)
-    wanted = []
+    expected = []
     for by_load in runs.values():
         for quantile in ("median", "p95"):
             values = {load: getattr(run, f"{quantile}_{latency}") for load, run in by_load.items()}
-            wanted.append(
+            expected.append(
                 [(by_load[load].throughput, 1000 * value) for load, value in values.items() if value is not None]
             )
-    assert drawn(axes) == [points for points in wanted if points]
+    assert drawn(axes) == [points for points in expected if points]
     for policy, by_load in runs.items():
         loads = [load for load, run in by_load.items() if getattr(run, f"median_{latency}") is not None]
         if loads:
             assert f"{max(loads)}, {policy}" in texts(axes)
-    tell_apart([line for line in axes.lines if not line.get_label().startswith(("median", "95th"))][::2], "get_marker")
+    check_distinct(
+        [line for line in axes.lines if not line.get_label().startswith(("median", "95th"))][::2], "get_marker"
+    )
 
 
 @settings(max_examples=15)
@@ -70,7 +72,7 @@ def test_decode_rate(rates, limit):
     plots.decode_rate(axes := new_axes(), rates, limit)
     assert drawn(axes) == [list(limit.items()), *(list(by_batch.items()) for by_batch in rates.values())]
     assert set(texts(axes)) == {"at best", *rates}
-    tell_apart(axes.lines[1:], "get_marker", "get_linestyle")
+    check_distinct(axes.lines[1:], "get_marker", "get_linestyle")
 
 
 @settings(max_examples=15)
@@ -80,7 +82,7 @@ def test_kv_bytes(sizes, levels):
     assert drawn(axes)[: len(sizes)] == [[(10, 10 * size), (1000, 1000 * size)] for size in sizes.values()]
     assert [line.get_ydata()[0] for line in axes.lines[len(sizes) :]] == list(levels.values())
     assert set(texts(axes)) == {*sizes, *levels}
-    tell_apart(axes.lines[: len(sizes)], "get_linestyle")
+    check_distinct(axes.lines[: len(sizes)], "get_linestyle")
 
 
 @settings(max_examples=15)
@@ -93,14 +95,14 @@ def test_roofline(points, roof):
     limit, *engines = axes.lines
     for x, y in limit.get_xydata():
         assert y == pytest.approx(roof.attainable(x) / 1e9)
-    for line, by_row in zip(engines, points.values(), strict=True):
-        assert [tuple(point) for point in line.get_xydata()] == [(x, y / 1e9) for x, y in by_row.values()]
+    for line, by_measurement in zip(engines, points.values(), strict=True):
+        assert [tuple(point) for point in line.get_xydata()] == [(x, y / 1e9) for x, y in by_measurement.values()]
     assert sorted(texts(axes)) == sorted(next(iter(points.values())))
-    tell_apart(engines, "get_marker")
+    check_distinct(engines, "get_marker")
 
 
-def tell_apart(lines, *features):
-    """Each of these features, and the colour, differs from line to line."""
+def check_distinct(lines, *features):
+    """The lines differ in colour and in each of these features."""
     for feature in ("get_color", *features):
         assert len({str(getattr(line, feature)()) for line in lines}) == len(lines)
 
@@ -110,8 +112,8 @@ def tell_apart(lines, *features):
 def test_labels_at_the_ends_do_not_overlap(heights):
     rates = {f"engine {n}": {1: height, 2: height} for n, height in enumerate(heights)}
     plots.decode_rate(axes := new_axes(), rates, {})
-    places = sorted(text.get_position()[1] for text in axes.texts)
-    assert all(after - before > 0.99 * plots.LINE_HEIGHT for before, after in pairwise(places))
+    positions = sorted(text.get_position()[1] for text in axes.texts)
+    assert all(after - before > 0.99 * plots.LINE_HEIGHT for before, after in pairwise(positions))
 
 
 def test_importing_it_needs_no_matplotlib():

@@ -61,7 +61,7 @@ RUN_METRICS = (  # field, label, number format
 
 
 def palette() -> dict[str, Any]:
-    """Return the colours of states and owners. None stands for the theme's colour of secondary text."""
+    """Return the colours of states and owners. None means the theme's colour of secondary text."""
     colours = {state: STATE_STYLES[state].split()[-1] for state in STATES}
     return {
         "states": list(STATES),

@@ -97,7 +97,7 @@ class StepWriter:
     def _running_changes(self, running: Sequence[RunningSequence]) -> dict[str, Any]:
         """Return the changes of the running sequences.
 
-        `running` lists them if the list differs from the previous step's; 0 stands for an empty list. `counts` and
+        `running` lists them if the list differs from the previous step's; 0 means that it is empty. `counts` and
         `tables` refer to sequences by their index in that list.
         """
         sequences: list[int] = []

@@ -36,7 +36,7 @@ function frame() {
   slider.value = clock.byTime ? (clock.now / (clock.end || 1)) * SLIDER_MAX : clock.now;
   const position = clock.byTime
     ? `${clock.now.toFixed(3)} of ${clock.end.toFixed(3)} s`
-    : `step ${runs[0].data.first + clock.now} of ${runs[0].data.first} to ${runs[0].data.first + clock.end}`;
+    : `step ${runs[0].data.first + clock.now} (${runs[0].data.first} to ${runs[0].data.first + clock.end})`;
   slider.setAttribute("aria-valuetext", position);
   byId("position").textContent = position;
 }
