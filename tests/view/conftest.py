@@ -18,7 +18,7 @@ from minillm.view.browser import write_page
 COSTS = ModelCosts(1000, 8, 200, 50, 16)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser():
     """The installed Chromium. Without one the tests are skipped, except in CI, where they fail."""
     path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
