@@ -1,8 +1,8 @@
-"""Run lessons and write the page of each, or check that the pages still say what the scripts do.
+"""Run lessons and write their pages, or check that the pages agree with the scripts.
 
-python lessons/render.py             # every lesson
-python lessons/render.py 01 03       # some
-python lessons/render.py --check     # write nothing; print what differs, and fail if anything does
+python lessons/render.py             # all lessons
+python lessons/render.py 01 03       # lessons 1 and 3
+python lessons/render.py --check     # write nothing; print the differences, and fail if there are any
 """
 
 import argparse
@@ -18,14 +18,14 @@ ROOT = Path(__file__).resolve().parent
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; return its exit status."""
+    """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="%(prog)s [--check] [NN ...]",
     )
-    parser.add_argument("lessons", nargs="*", metavar="NN", help="a lesson's number or folder (default: all of them)")
-    parser.add_argument("--check", action="store_true", help="compare with the pages instead of writing them")
+    parser.add_argument("lessons", nargs="*", metavar="NN", help="number or folder of a lesson (default: all lessons)")
+    parser.add_argument("--check", action="store_true", help="compare pages and scripts, and write nothing")
     options = parser.parse_args(arguments)
     try:
         chosen = choose(find_lessons(ROOT), options.lessons)
@@ -34,37 +34,43 @@ def main(arguments: list[str] | None = None) -> int:
     except LessonError as error:
         print(error, file=sys.stderr)
         return 1
-    # A page is what its lesson says in a process of its own, whatever the other lessons did.
-    again = [sys.executable, __file__, *(["--check"] if options.check else [])]
-    statuses = [subprocess.run([*again, folder.name]).returncode for folder in chosen]
+    # Each lesson runs in its own process, so that no lesson affects another.
+    command = [sys.executable, __file__, *(["--check"] if options.check else [])]
+    statuses = [subprocess.run([*command, folder.name]).returncode for folder in chosen]
     return int(any(statuses))
 
 
 def choose(lessons: list[Path], names: list[str]) -> list[Path]:
-    """Pick the lessons that were asked for ('1', '01', '01_tokens', 'lessons/01_tokens'), else all."""
+    """Return the lessons of these names ('1', '01', '01_tokens', 'lessons/01_tokens'), or all if there are no names.
+
+    Raises
+    ------
+    LessonError
+        There is no lesson of a given name.
+    """
     by_name = {folder.name: folder for folder in lessons}
     by_name |= {folder.name[:2]: folder for folder in lessons}
     keys = [Path(name).name.zfill(2) for name in names]
     if unknown := [key for key in keys if key not in by_name]:
-        there = ", ".join(folder.name for folder in lessons)
-        raise LessonError(f"no lesson {unknown[0]!r} in {ROOT}: there are {there or 'none'}")
+        available = ", ".join(folder.name for folder in lessons)
+        raise LessonError(f"no lesson {unknown[0]!r} in {ROOT}; available: {available or 'none'}")
     return [by_name[key] for key in keys] or lessons
 
 
 def update(folder: Path, check: bool) -> int:
-    """Run one lesson; write its page, or compare with the one on disk. Return the exit status."""
+    """Run one lesson, and write its page or compare it with the page on disk. Return the exit status."""
     start = time.perf_counter()
     page = render(folder)
-    took = f"({time.perf_counter() - start:.1f} s)"
+    duration = f"({time.perf_counter() - start:.1f} s)"
     if not check:
         write_page(folder, page)
-        print(f"{folder.name}: page written {took}")
+        print(f"{folder.name}: page written {duration}")
         return 0
-    if differs := difference(read_page(folder), page, f"{folder.name}/README.md"):
-        print(f"{differs}\n\n{folder.name}: the page no longer says what the script does {took}.")
-        print(f"If the script is right: python lessons/render.py {folder.name[:2]}")
+    if diff := difference(read_page(folder), page, f"{folder.name}/README.md"):
+        print(f"{diff}\n\n{folder.name}: the page is out of date {duration}.")
+        print(f"To update it: python lessons/render.py {folder.name[:2]}")
         return 1
-    print(f"{folder.name}: the page says what the script does {took}")
+    print(f"{folder.name}: the page is up to date {duration}")
     return 0
 
 

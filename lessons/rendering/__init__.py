@@ -1,1 +1,1 @@
-"""How a lesson's script becomes its page: cut into cells, run, set as Markdown, compared with the last."""
+"""Render a lesson's script to its page: split it into cells, run them, write Markdown, and compare pages."""

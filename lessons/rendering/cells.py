@@ -1,4 +1,4 @@
-"""A lesson's script, cut into cells: the percent format that VS Code and Jupytext open as a notebook.
+"""Split a lesson's script into cells. The percent format is the one that VS Code and Jupytext open as a notebook.
 
 # %% [markdown]
 # Prose, a comment to Python.
@@ -15,18 +15,26 @@ from pathlib import Path
 CELL_MARK = re.compile(r'# %%(?P<markdown> \[markdown\])?(?: tags=(?P<tags>\["\w+"(?:, ?"\w+")*\]))?\s*')
 
 TAGS = {
-    "timing": "what the cell prints and draws depends on the machine's speed: shown, never compared",
-    "hidden": "the cell runs, but the page shows nothing of it",
+    "timing": "output and figures depend on the machine's speed: shown on the page, but not compared",
+    "hidden": "the cell runs but does not appear on the page",
 }
 
 
 class LessonError(Exception):
-    """A lesson cannot be rendered: the message says where in its script, and why."""
+    """A lesson cannot be rendered. The message gives the line of its script and the reason."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: its text, and the number of the script's line on which that text starts (the first is 1)."""
+    """One cell of a script.
+
+    Attributes
+    ----------
+    text : code, or Markdown without its comment signs.
+    line : number of the script's line on which the text starts, from 1.
+    markdown : whether the text is Markdown.
+    tags : names from TAGS.
+    """
 
     text: str
     line: int
@@ -35,16 +43,18 @@ class Cell:
 
 
 def read_cells(script: Path) -> list[Cell]:
-    """Cut a script into its cells; prose comes out without its comment signs.
+    """Split a script into its cells.
 
-    Raises `LessonError` for a mark that cannot be read, an unknown tag, anything before the first mark, or
-    code in a markdown cell.
+    Raises
+    ------
+    LessonError
+        A cell mark is malformed, a tag is unknown, a line precedes the first mark, or a markdown cell contains code.
     """
     lines = script.read_text(encoding="utf-8").splitlines()
     starts = [index for index, line in enumerate(lines) if line.startswith("# %%")]
     before = lines[: starts[0]] if starts else lines
     if not starts or any(line.strip() for line in before):
-        raise LessonError(f"{script}:1: a lesson starts with a cell: '# %% [markdown]'")
+        raise LessonError(f"{script}:1: a lesson must start with a cell mark, such as '# %% [markdown]'")
     return [
         _read_cell(script, lines[start:end], start + 1)
         for start, end in zip(starts, [*starts[1:], len(lines)], strict=True)
@@ -52,14 +62,14 @@ def read_cells(script: Path) -> list[Cell]:
 
 
 def _read_cell(script: Path, lines: list[str], number: int) -> Cell:
-    """Read the cell whose mark is the script's line `number`."""
+    """Read the cell whose mark is line `number` of the script."""
     mark = CELL_MARK.fullmatch(lines[0])
     if mark is None:
-        wanted = "'# %%' or '# %% [markdown]', then perhaps tags=[\"timing\"]"
-        raise LessonError(f"{script}:{number}: cannot read {lines[0]!r}: want {wanted}")
+        expected = "'# %%' or '# %% [markdown]', optionally followed by tags=[\"timing\"]"
+        raise LessonError(f"{script}:{number}: malformed cell mark {lines[0]!r}: expected {expected}")
     tags = frozenset(json.loads(mark["tags"] or "[]"))
     if unknown := tags - TAGS.keys():
-        raise LessonError(f"{script}:{number}: unknown tag {min(unknown)!r}: there are {sorted(TAGS)}")
+        raise LessonError(f"{script}:{number}: unknown tag {min(unknown)!r}: expected one of {sorted(TAGS)}")
     body = lines[1:]
     if mark["markdown"]:
         body = [_uncomment(script, line, number + 1 + index) for index, line in enumerate(body)]
@@ -68,5 +78,5 @@ def _read_cell(script: Path, lines: list[str], number: int) -> Cell:
 
 def _uncomment(script: Path, line: str, number: int) -> str:
     if line.strip() and not line.startswith("#"):
-        raise LessonError(f"{script}:{number}: code in a markdown cell (start a new cell with '# %%'): {line!r}")
+        raise LessonError(f"{script}:{number}: code in a markdown cell: {line!r}; start a new cell with '# %%'")
     return line.removeprefix("#").removeprefix(" ")

@@ -1,7 +1,7 @@
-"""Matplotlib's open figures, as SVG files that carry a summary of the data drawn in them.
+"""Save Matplotlib's open figures as SVG files, each with a summary of the data drawn in it.
 
-Two machines seldom draw the same bytes (another Matplotlib, another font), so figures are compared by what
-was drawn. The summary travels inside the SVG, as its description.
+Two machines rarely write the same SVG (Matplotlib versions and fonts differ), so figures are compared by the data they
+show. The summary is stored in the SVG as its description.
 """
 
 import html
@@ -15,15 +15,22 @@ from typing import Any
 import matplotlib
 import numpy as np
 
-matplotlib.use("agg")  # draw into files, open no window
+matplotlib.use("agg")  # draws into files and opens no window
 
 DESCRIPTION = re.compile(r"<dc:description>(.*?)</dc:description>", re.DOTALL)
-STYLE = {"svg.fonttype": "none", "svg.hashsalt": "minillm"}  # text stays text; ids are the same every time
+STYLE = {"svg.fonttype": "none", "svg.hashsalt": "minillm"}  # keep text as text; generate the same ids every time
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawn figure: its file's name without the suffix, what it shows in one line, and the SVG itself."""
+    """A saved figure.
+
+    Attributes
+    ----------
+    name : file name without the suffix.
+    title : one line, also the image's alternative text.
+    svg : content of the file.
+    """
 
     name: str
     title: str
@@ -31,10 +38,16 @@ class Figure:
 
 
 def take_figures(timing: bool) -> Iterator[Figure]:
-    """Save and close every open figure; with `timing` the summary leaves the data out.
+    """Save and close every open figure.
 
-    A figure is named by its `num` (``plt.subplots(num="kv-bytes")``) and has a title, which becomes its
-    alternative text. Raises `ValueError` if it lacks either.
+    Parameters
+    ----------
+    timing : whether the data depend on the machine's speed. The summary then leaves them out.
+
+    Raises
+    ------
+    ValueError
+        A figure has no title, or its `num` is not a lower-case name, as in ``plt.subplots(num="kv-bytes")``.
     """
     pyplot = sys.modules.get("matplotlib.pyplot")
     if pyplot is None:
@@ -43,15 +56,15 @@ def take_figures(timing: bool) -> Iterator[Figure]:
         figure = pyplot.figure(number)
         name, title = figure.get_label(), _title(figure)
         if not re.fullmatch(r"[a-z0-9-]+", name):
-            raise ValueError(f'figure {number} is named {name!r}: want plt.subplots(num="lower-case-words")')
+            raise ValueError(f'figure {number} is named {name!r}: expected plt.subplots(num="lower-case-words")')
         if not title:
-            raise ValueError(f"figure {name!r} has no title to say what it shows")
+            raise ValueError(f"figure {name!r} has no title: call axes.set_title or figure.suptitle")
         yield Figure(name, title, _svg(figure, title, "\n".join(_describe(figure, timing))))
         pyplot.close(figure)
 
 
 def description(svg: str) -> str:
-    """Return the summary that `take_figures` left in an SVG ('' if there is none)."""
+    """Return the summary that `take_figures` stored in an SVG; '' if there is none."""
     found = DESCRIPTION.search(svg)
     return html.unescape(found[1]) if found else ""
 
@@ -77,28 +90,31 @@ def _describe(figure: Any, timing: bool) -> Iterator[str]:
             continue
         for artist in [*axes.lines, *axes.patches, *axes.collections, *axes.images]:
             label = artist.get_label()
-            label = "" if label.startswith("_") else f" {label!r}"  # Matplotlib's own labels start with _
+            label = "" if label.startswith("_") else f" {label!r}"  # Matplotlib's default labels start with _
             yield f"    {type(artist).__name__}{label}: " + "; ".join(map(_summary, _drawn_data(artist)))
         for text in axes.texts:
             yield f"    {text.get_text()!r}"
 
 
 def _drawn_data(artist: Any) -> list[np.ndarray]:
-    """Return the numbers an artist was given: points [n, 2] in data coordinates, values shown as colours."""
+    """Return the data of an artist: points [n, 2] in data coordinates, and values shown as colours."""
     if hasattr(artist, "get_xydata"):  # a line
         points = [artist.get_xydata()]
     elif hasattr(artist, "get_patch_transform"):  # a bar
         points = [artist.get_patch_transform().transform(artist.get_path().vertices)]
-    elif hasattr(artist, "get_offsets"):  # a scatter, a filled area
+    elif hasattr(artist, "get_offsets"):  # a scatter plot or a filled area
         points = [artist.get_offsets(), *(path.vertices for path in artist.get_paths())]
     else:
         points = []
-    values = getattr(artist, "get_array", lambda: None)()  # a heat map, a coloured scatter
+    values = getattr(artist, "get_array", lambda: None)()  # a heat map or a coloured scatter plot
     return points if values is None else [*points, values]
 
 
 def _summary(data: np.ndarray) -> str:
-    """Say an array in a few numbers of three digits: enough to notice any change that a reader could see."""
+    """Summarize an array by its shape and the range and mean of each column, in three digits.
+
+    That is precise enough to notice any change that a reader could see.
+    """
     data = np.ma.filled(np.ma.asarray(data, dtype=float), np.nan)
     columns = data.T if data.ndim == 2 and data.shape[1] == 2 else [data.ravel()]
     finite = [column[np.isfinite(column)] for column in columns]
@@ -106,6 +122,6 @@ def _summary(data: np.ndarray) -> str:
 
 
 def _range(values: np.ndarray) -> str:
-    noise = 1e-6 * np.abs(values).max()  # a sum that cancels leaves rounding errors, and no two machines the same
+    noise = 1e-6 * np.abs(values).max()  # a sum that cancels leaves rounding errors, which differ between machines
     low, high, mean = (0.0 if abs(x) <= noise else x for x in (values.min(), values.max(), values.mean()))
     return f"{low:.3g} .. {high:.3g} (mean {mean:.3g})"

@@ -1,4 +1,4 @@
-"""Running a lesson's cells, in order, in one namespace, keeping what each shows: as a notebook does."""
+"""Run a lesson's cells in order, in one namespace, as a notebook does, and capture the output of each."""
 
 import ast
 import contextlib
@@ -12,31 +12,41 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .cells import Cell, LessonError
 from .figures import Figure, take_figures
 
-PAGE_WIDTH = 100  # characters: what rich prints into
+PAGE_WIDTH = 100  # characters; the console width that rich uses
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What a cell showed: the text it printed, the value of its last expression included, and its figures."""
+class Output:
+    """What a cell displayed.
+
+    Attributes
+    ----------
+    text : the printed text, followed by the value of the last expression unless it is None.
+    figures : the figures it left open.
+    """
 
     text: str = ""
     figures: tuple[Figure, ...] = ()
 
 
-def run_cells(script: Path, cells: list[Cell]) -> list[Shown]:
-    """Run a lesson; return what each of its cells showed (nothing, for prose).
+def run_cells(script: Path, cells: list[Cell]) -> list[Output]:
+    """Run a lesson; return the output of each cell. Markdown cells have none.
 
-    Raises `LessonError` with the script's line when a cell raises, or shows what no second run would.
+    Raises
+    ------
+    LessonError
+        A cell raises an exception, or displays a memory address, which differs in every run.
     """
-    with _standing_in_for(script) as namespace:
-        return [Shown() if cell.markdown else _run(script, cell, namespace) for cell in cells]
+    with _script_environment(script) as namespace:
+        return [Output() if cell.markdown else _run(script, cell, namespace) for cell in cells]
 
 
-def _run(script: Path, cell: Cell, namespace: dict) -> Shown:
+def _run(script: Path, cell: Cell, namespace: dict[str, Any]) -> Output:
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
@@ -45,52 +55,54 @@ def _run(script: Path, cell: Cell, namespace: dict) -> Shown:
                 print(repr(value))
         figures = tuple(take_figures(timing="timing" in cell.tags))
     except (Exception, SystemExit) as error:
-        raise LessonError(_where_and_why(error, script, cell)) from error
+        raise LessonError(_error_message(error, script, cell)) from error
     text = "\n".join(line.rstrip() for line in printed.getvalue().rstrip().splitlines())
     if address := re.search(r" at 0x[0-9a-f]+", text):
         raise LessonError(
-            f"{script}:{cell.line}: the cell shows a memory address ('{address[0]}'), never the same twice"
+            f"{script}:{cell.line}: the cell displays a memory address ('{address[0]}'), which differs in every run"
         )
-    return Shown(text, figures)
+    return Output(text, figures)
 
 
-def _execute(cell: Cell, script: Path, namespace: dict) -> object:
-    """Run a cell's statements; return the value of the last, if that is an expression.
+def _execute(cell: Cell, script: Path, namespace: dict[str, Any]) -> object:
+    """Run a cell's statements; return the value of the last one if it is an expression, else None.
 
-    The empty lines in front give the code its place in the script, for tracebacks and for breakpoints.
+    Empty lines are prepended so that tracebacks and breakpoints see the script's line numbers.
     """
     tree = ast.parse("\n" * (cell.line - 1) + cell.text, str(script))
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     exec(compile(tree, str(script), "exec"), namespace)
-    return eval(compile(ast.Expression(last.value), str(script), "eval"), namespace) if last else None
+    if not isinstance(last, ast.Expr):
+        return None
+    return eval(compile(ast.Expression(last.value), str(script), "eval"), namespace)
 
 
 @contextlib.contextmanager
-def _standing_in_for(script: Path) -> Iterator[dict]:
-    """Give the lesson what a script would have: it is `__main__`, and its folder comes first on the path."""
+def _script_environment(script: Path) -> Iterator[dict[str, Any]]:
+    """Set up what Python sets up for a script: the lesson is `__main__`, and its folder comes first on `sys.path`."""
     module = types.ModuleType("__main__")
     module.__file__ = str(script)
-    before = sys.modules["__main__"], list(sys.path), os.environ.copy()
+    main, path, environment = sys.modules["__main__"], list(sys.path), os.environ.copy()
     sys.modules["__main__"] = module
     sys.path.insert(0, str(script.parent))
     os.environ |= {"COLUMNS": str(PAGE_WIDTH), "NO_COLOR": "1"}
     os.environ.pop("FORCE_COLOR", None)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "FigureCanvasAgg is non-interactive")  # plt.show() on a page
+            warnings.filterwarnings("ignore", "FigureCanvasAgg is non-interactive")  # from plt.show() on a page
             yield vars(module)
     finally:
-        sys.modules["__main__"], sys.path[:], environment = before
+        sys.modules["__main__"], sys.path[:] = main, path
         os.environ.clear()
         os.environ.update(environment)
 
 
-def _where_and_why(error: BaseException, script: Path, cell: Cell) -> str:
-    """Say which line of the lesson failed and how, with the traceback from that line on."""
+def _error_message(error: BaseException, script: Path, cell: Cell) -> str:
+    """Return the script's line that failed, the error, and the traceback from that line on."""
     if isinstance(error, SyntaxError) and error.filename == str(script):
         return f"{script}:{error.lineno}: {type(error).__name__}: {error.msg}"
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [index for index, frame in enumerate(frames) if frame.filename == str(script)]
-    line = frames[ours[0]].lineno if ours else cell.line
-    below = "".join(traceback.format_list(frames[ours[0] :])) if ours else ""
+    own = [index for index, frame in enumerate(frames) if frame.filename == str(script)]
+    line = frames[own[0]].lineno if own else cell.line
+    below = "".join(traceback.format_list(frames[own[0] :])) if own else ""
     return f"{script}:{line}: {type(error).__name__}: {error}\n{below}".rstrip()

@@ -1,4 +1,4 @@
-"""The machinery behind the lessons, on small lessons made up here: what a page shows, when it is stale."""
+"""Tests of rendering lessons, on small lessons written here: what a page shows, and when it is out of date."""
 
 import importlib
 import os
@@ -20,7 +20,7 @@ page = importlib.import_module("rendering.page")
 
 @pytest.fixture
 def lesson(tmp_path):
-    """Write a lesson's script into a folder of its own; return the folder."""
+    """Return a function that writes a lesson's script to its own folder and returns the folder."""
 
     def write(text: str, name: str = "01_small") -> Path:
         folder = tmp_path / "lessons" / name
@@ -33,15 +33,15 @@ def lesson(tmp_path):
 
 
 def run(*arguments: object, cwd: Path) -> tuple[int, str]:
-    """Run Python with this checkout's minillm; return the exit status and all that was printed."""
+    """Run Python with this checkout's minillm; return the exit status and the output."""
     environment = os.environ | {"PYTHONPATH": str(LESSONS.parent)}
     command = [sys.executable, *map(str, arguments)]
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
 
 
-def changed(folder: Path, old: str, new: str) -> str:
-    """Render, replace `old` by `new` in the script, and return how the page differs from the new script."""
+def difference_after(folder: Path, old: str, new: str) -> str:
+    """Write the page, replace `old` by `new` in the script, and return the difference between page and new script."""
     page.write_page(folder, page.render(folder))
     script = folder / "lesson.py"
     assert old in script.read_text()
@@ -49,7 +49,7 @@ def changed(folder: Path, old: str, new: str) -> str:
     return page.difference(page.read_page(folder), page.render(folder), "small")
 
 
-def test_a_page_has_prose_code_and_what_the_code_showed(lesson):
+def test_a_page_has_prose_code_and_output(lesson):
     folder = lesson("""\
         # %% [markdown]
         # # 1. Small
@@ -94,19 +94,19 @@ def test_rendering_twice_gives_the_same_bytes(lesson):
     assert page.difference(first, second, "small") == ""
 
 
-def test_a_page_that_says_something_else_is_told_in_a_diff(lesson):
+def test_an_outdated_page_is_reported_as_a_diff(lesson):
     folder = lesson("""\
         # %%
         total = 6
         total * 7
         """)
     assert page.difference(page.read_page(folder), page.render(folder), "small") != ""  # no page yet
-    lines = changed(folder, "total = 6", "total = 5").splitlines()
+    lines = difference_after(folder, "total = 6", "total = 5").splitlines()
     assert lines[:2] == ["--- small (the page)", "+++ small (the script)"]
     assert {"-total = 6", "+total = 5", "-42", "+35"} <= set(lines)
 
 
-def test_what_a_timing_cell_prints_and_draws_is_shown_but_not_compared(lesson):
+def test_output_and_figures_of_a_timing_cell_are_shown_but_not_compared(lesson):
     script = """\
         # %% [markdown]
         # # 1. Timed
@@ -134,9 +134,9 @@ def test_what_a_timing_cell_prints_and_draws_is_shown_but_not_compared(lesson):
     lesson(script.replace(' tags=["timing"]', ""))
     untimed = page.render(folder)
     (folder / "speed").write_text("1.5")
-    told = page.difference(page.render(folder), untimed, "small")
-    assert "-1.5 tokens/s" in told
-    assert "-figures/speed.svg:     Rectangle: 5x2: -0.4 .. 0.4 (mean -0.08), 0 .. 1.5 (mean 0.6)" in told
+    diff = page.difference(page.render(folder), untimed, "small")
+    assert "-1.5 tokens/s" in diff
+    assert "-figures/speed.svg:     Rectangle: 5x2: -0.4 .. 0.4 (mean -0.08), 0 .. 1.5 (mean 0.6)" in diff
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_what_a_timing_cell_prints_and_draws_is_shown_but_not_compared(lesson):
         ("axes.set_xlabel('ms')", "axes.set_xlabel('s')"),
     ],
 )
-def test_figures_are_compared_by_what_is_drawn(lesson, draw, other):
+def test_figures_are_compared_by_their_data(lesson, draw, other):
     folder = lesson("""\
         # %% tags=["hidden"]
         import matplotlib.pyplot as plt
@@ -168,15 +168,15 @@ def test_figures_are_compared_by_what_is_drawn(lesson, draw, other):
     (folder / "draw").write_text(draw)
     page.write_page(folder, page.render(folder))
     assert r"![A \[title\]](figures/drawing.svg)" in (folder / "README.md").read_text()
-    assert "```text\n[]\n```" in (folder / "README.md").read_text(), "a figure is closed after its cell"
+    assert "```text\n[]\n```" in (folder / "README.md").read_text(), "figures must be closed after their cell"
     (folder / "draw").write_text(f"{draw}; figure.set_size_inches(5, 3)")
-    assert page.difference(page.read_page(folder), page.render(folder), "small") == "", "only its bytes differ"
+    assert page.difference(page.read_page(folder), page.render(folder), "small") == "", "only the SVG differs"
     (folder / "draw").write_text(other)
-    told = page.difference(page.read_page(folder), page.render(folder), "small")
-    assert "+figures/drawing.svg: " in told
+    diff = page.difference(page.read_page(folder), page.render(folder), "small")
+    assert "+figures/drawing.svg: " in diff
 
 
-def test_rounding_errors_do_not_change_what_a_figure_shows(lesson):
+def test_rounding_errors_do_not_change_the_summary_of_a_figure(lesson):
     folder = lesson("""\
         # %%
         import matplotlib.pyplot as plt
@@ -184,11 +184,11 @@ def test_rounding_errors_do_not_change_what_a_figure_shows(lesson):
         axes.plot([-3, 3], [1e-17, 1.0])
         axes.set_title("Noise");
         """)
-    told = changed(folder, "[-3, 3], [1e-17, 1.0]", "[-3 - 1e-15, 3], [0, 1 + 1e-12]")
-    assert not [line for line in told.splitlines() if "figures/" in line and line[0] in "+-"]
+    diff = difference_after(folder, "[-3, 3], [1e-17, 1.0]", "[-3 - 1e-15, 3], [0, 1 + 1e-12]")
+    assert not [line for line in diff.splitlines() if "figures/" in line and line[0] in "+-"]
 
 
-def test_a_missing_or_left_over_figure_is_told_and_cleared(lesson):
+def test_a_missing_and_a_stale_figure_are_reported_and_fixed(lesson):
     folder = lesson("""\
         # %%
         import matplotlib.pyplot as plt
@@ -197,14 +197,13 @@ def test_a_missing_or_left_over_figure_is_told_and_cleared(lesson):
         """)
     fresh = page.render(folder)
     page.write_page(folder, fresh)
-    drawing = folder / "figures" / "one.svg"
-    left_over = drawing.with_name("two.svg")
-    drawing.rename(left_over)
-    told = page.difference(page.read_page(folder), fresh, "small")
-    assert "-figures/two.svg: One" in told
-    assert "+figures/one.svg: One" in told
+    figure = folder / "figures" / "one.svg"
+    figure.rename(figure.with_name("two.svg"))
+    diff = page.difference(page.read_page(folder), fresh, "small")
+    assert "-figures/two.svg: One" in diff
+    assert "+figures/one.svg: One" in diff
     page.write_page(folder, fresh)
-    assert [path.name for path in drawing.parent.iterdir()] == ["one.svg"]
+    assert [path.name for path in figure.parent.iterdir()] == ["one.svg"]
 
 
 def test_prose_quotes_the_library(lesson):
@@ -222,16 +221,16 @@ def test_prose_quotes_the_library(lesson):
 
 
 @pytest.mark.parametrize(
-    ("body", "line", "why"),
+    ("body", "line", "reason"),
     [
         ("# %%\nx = 1\n\n# %%\ny = 2\n1 / 0\n", 6, "ZeroDivisionError: division by zero"),
         ("# %%\ndef f():\n    return missing\n\n# %%\nf()\n", 6, "NameError: name 'missing' is not defined"),
         ("# %%\nx = 1\nif x\n", 3, "SyntaxError"),
         ("# %%\nraise SystemExit(3)\n", 2, "SystemExit: 3"),
         ("# %%\nobject()\n", 2, "memory address"),
-        ("x = 1\n# %%\n", 1, "starts with a cell"),
-        ("# nothing\n", 1, "starts with a cell"),
-        ("# %%\n# %% [markdwn]\n", 2, "cannot read '# %% [markdwn]'"),
+        ("x = 1\n# %%\n", 1, "must start with a cell mark"),
+        ("# nothing\n", 1, "must start with a cell mark"),
+        ("# %%\n# %% [markdwn]\n", 2, "malformed cell mark '# %% [markdwn]'"),
         ('# %% tags=["timed"]\n', 1, "unknown tag 'timed'"),
         ("# %% [markdown]\n# prose\nx = 1\n", 3, "code in a markdown cell"),
         (
@@ -239,27 +238,27 @@ def test_prose_quotes_the_library(lesson):
             2,
             "minillm.errors.Nothing has no source",
         ),
-        ("# %% [markdown]\n#\n# {{ source: os.path.join }}\n", 3, "cannot read '{{ source: os.path.join }}'"),
+        ("# %% [markdown]\n#\n# {{ source: os.path.join }}\n", 3, "malformed quote '{{ source: os.path.join }}'"),
         ("# %%\nimport matplotlib.pyplot as p\np.figure('A b');\n", 2, "figure 1 is named 'A b'"),
         ("# %%\nimport matplotlib.pyplot as p\np.figure('a');\n", 2, "figure 'a' has no title"),
     ],
 )
-def test_what_is_wrong_is_told_with_the_line_of_the_script(lesson, body, line, why):
+def test_an_error_names_the_line_of_the_script(lesson, body, line, reason):
     folder = lesson(body)
-    with pytest.raises(cells.LessonError) as told:
+    with pytest.raises(cells.LessonError) as raised:
         page.render(folder)
-    first = str(told.value).splitlines()[0]
+    first = str(raised.value).splitlines()[0]
     assert first.startswith(f"{folder / 'lesson.py'}:{line}: ")
-    assert why in first
+    assert reason in first
 
 
-def test_a_lesson_leaves_no_trace_in_the_process(lesson):
+def test_rendering_restores_the_state_of_the_process(lesson):
     before = sys.modules["__main__"], list(sys.path)
     page.render(lesson("# %%\nimport sys\nsys.path.append('here'); x = 1\n"))
     assert (sys.modules["__main__"], sys.path) == before
 
 
-def test_lessons_link_their_neighbours(lesson):
+def test_pages_link_to_their_neighbours(lesson):
     for name in ("01_first", "02_second_thing", "04_fourth"):
         folder = lesson("# %% [markdown]\n# # 1. Small\n", name)
     root = folder.parent
@@ -272,7 +271,7 @@ def test_lessons_link_their_neighbours(lesson):
     ]
 
 
-def test_the_command_writes_checks_and_fails(lesson, tmp_path):
+def test_the_command_writes_and_checks_pages(lesson, tmp_path):
     for number in ("01", "02"):
         folder = lesson(f"# %%\nprint({number!r})\n", f"{number}_small")
     shutil.copytree(LESSONS / "rendering", folder.parent / "rendering")
@@ -281,26 +280,26 @@ def test_the_command_writes_checks_and_fails(lesson, tmp_path):
     def command(*arguments: str) -> tuple[int, str]:
         return run(folder.parent / "render.py", *arguments, cwd=tmp_path)
 
-    status, said = command("1")
-    assert (status, (folder.parent / "01_small" / "README.md").exists()) == (0, True), said
+    status, output = command("1")
+    assert (status, (folder.parent / "01_small" / "README.md").exists()) == (0, True), output
     assert not (folder / "README.md").exists()
-    status, said = command("--check", "01")
-    assert (status, "01_small: the page says what the script does" in said) == (0, True), said
-    status, said = command("--check")
+    status, output = command("--check", "01")
+    assert (status, "01_small: the page is up to date" in output) == (0, True), output
+    status, output = command("--check")
     assert status == 1
-    assert "02_small: the page no longer says what the script does" in said
-    assert "python lessons/render.py 02" in said
-    assert not (folder / "README.md").exists(), "a check writes nothing"
+    assert "02_small: the page is out of date" in output
+    assert "python lessons/render.py 02" in output
+    assert not (folder / "README.md").exists(), "--check must not write a page"
     assert command()[0] == 0
     assert command("--check")[0] == 0
     (folder / "lesson.py").write_text("# %%\n1 / 0\n")
-    status, said = command("02")
-    assert (status, "lesson.py:2: ZeroDivisionError" in said) == (1, True), said
-    status, said = command("3")
-    assert (status, "no lesson '03'" in said) == (1, True), said
+    status, output = command("02")
+    assert (status, "lesson.py:2: ZeroDivisionError" in output) == (1, True), output
+    status, output = command("3")
+    assert (status, "no lesson '03'" in output) == (1, True), output
 
 
-def test_exercises_are_told_apart_as_unwritten_wrong_or_right(lesson):
+def test_an_exercise_is_reported_as_missing_wrong_or_right(lesson):
     for name, error in (("01_small", "CheckpointError"), ("02_small", "RequestError")):
         folder = lesson("# %%\n", name)
         (folder / "exercises.py").write_text(
@@ -317,14 +316,14 @@ def test_exercises_are_told_apart_as_unwritten_wrong_or_right(lesson):
     def test(*arguments: str) -> tuple[int, str]:
         return run("-m", "pytest", "-p", "no:cacheprovider", "lessons", *arguments, cwd=lessons.parent)
 
-    status, said = test()
+    status, output = test()
     assert status == 1
-    assert f"error() is yours to write: {Path('lessons/01_small/exercises.py')}:5" in said
-    assert "NotImplementedError" not in said
-    status, said = test("--answers")
-    assert (status, "2 passed" in said) == (0, True), said
+    assert f"error() is yours to write: {Path('lessons/01_small/exercises.py')}:5" in output
+    assert "NotImplementedError" not in output
+    status, output = test("--answers")
+    assert (status, "2 passed" in output) == (0, True), output
     exercise = folder / "exercises.py"
     exercise.write_text(exercise.read_text().replace("raise NotImplementedError", "return ValueError"))
-    status, said = test()
+    status, output = test()
     assert status == 1
-    assert "assert 'ValueError' == 'RequestError'" in said
+    assert "assert 'ValueError' == 'RequestError'" in output

@@ -1,4 +1,4 @@
-"""Every lesson keeps its word: its page, its parts, its exercises; and the map lists them all."""
+"""Tests of every lesson: its page, its sections and its exercises; and of the table that lists the lessons."""
 
 import ast
 import importlib.util
@@ -17,13 +17,13 @@ ROOT = Path(__file__).parents[2]
 LESSONS = ROOT / "lessons"
 FOLDERS = sorted(path for path in LESSONS.glob("[0-9][0-9]_*") if path.is_dir())
 TO_DO = 'raise NotImplementedError("your turn")'
-LONGEST_SCRIPT = 400  # lines
+MAX_LINES = 400  # of a lesson's script
 
-# The core dependencies must do, and Matplotlib for those who want figures.
+# A lesson must run with the core dependencies alone; its figures also need Matplotlib.
 OPTIONAL = ("torch", "transformers", "accelerate", "gguf", "hypothesis", "pytest", "huggingface_hub")
 WITHOUT_OPTIONAL = f"""
 import runpy, sys
-sys.modules.update(dict.fromkeys({OPTIONAL}, None))  # importing any of these now fails
+sys.modules.update(dict.fromkeys({OPTIONAL}, None))  # importing one of these now raises ImportError
 del sys.argv[0]
 sys.path.insert(0, {str(LESSONS)!r})
 runpy.run_path(sys.argv[0], run_name="__main__")
@@ -33,7 +33,7 @@ each_lesson = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: fold
 
 
 def run(*arguments: object, cwd: Path = ROOT) -> subprocess.CompletedProcess:
-    """Run Python on `arguments`, with this checkout's minillm; what it prints comes back in `stdout`."""
+    """Run Python with this checkout's minillm; `stdout` of the result has all output."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, *map(str, arguments)]
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
@@ -49,13 +49,13 @@ def without_code(markdown: str) -> str:
 
 
 def section(markdown: str, title: str) -> str:
-    """Return what stands under a second-level heading ('' if there is no such heading)."""
+    """Return the text under a second-level heading; '' if there is no such heading."""
     found = re.search(rf"^## {title}$(.*?)(?=^## |^---$|\Z)", markdown, flags=re.DOTALL | re.MULTILINE)
     return found[1] if found else ""
 
 
-def read_map() -> dict[str, tuple[str, str]]:
-    """Return the map's rows: number -> (the lesson's cell, its question)."""
+def read_table() -> dict[str, tuple[str, str]]:
+    """Return the table of lessons in lessons/README.md: number -> (name or link, question)."""
     rows = re.findall(r"^\| (\d\d) \| (.+?) \| (.+?) \|$", (LESSONS / "README.md").read_text(), flags=re.MULTILINE)
     return {number: (lesson, question) for number, lesson, question in rows}
 
@@ -67,8 +67,8 @@ def load_exercises(folder: Path):
     return module
 
 
-def test_the_map_lists_the_lessons_and_links_those_that_exist():
-    rows = read_map()
+def test_the_table_lists_all_lessons_and_links_the_ones_that_exist():
+    rows = read_table()
     assert list(rows) == [f"{number:02}" for number in range(1, 15)]
     linked = [re.fullmatch(r"\[.+\]\((.+)/README\.md\)", lesson) for lesson, _ in rows.values()]
     assert [link[1] for link in linked if link] == [folder.name for folder in FOLDERS]
@@ -78,47 +78,47 @@ def test_the_map_lists_the_lessons_and_links_those_that_exist():
 
 
 @each_lesson
-def test_the_page_says_what_the_script_does(folder):
+def test_the_page_is_up_to_date(folder):
     done = run("-c", WITHOUT_OPTIONAL, LESSONS / "render.py", "--check", folder.name)
     assert done.returncode == 0, done.stdout
 
 
 def names(nodes: list[ast.stmt], context: type[ast.expr_context]) -> set[str]:
-    """The names that are read, or written, anywhere in these statements."""
+    """Return the names that these statements read (`ast.Load`) or assign (`ast.Store`)."""
     found = (node for root in nodes for node in ast.walk(root) if isinstance(node, ast.Name))
     return {node.id for node in found if isinstance(node.ctx, context)}
 
 
 @each_lesson
-def test_what_needs_matplotlib_stands_where_only_those_come_who_have_it(folder):
-    """Under `if plt:`; and nothing that is made there is used elsewhere."""
+def test_matplotlib_is_used_only_under_if_plt(folder):
+    """Without Matplotlib, the code under `if plt:` is skipped, so no other code may use a name that it assigns."""
     top = ast.parse((folder / "lesson.py").read_text()).body
     guards = [node for node in top if isinstance(node, ast.If) and ast.unparse(node.test) == "plt"]
     imports = [node for node in top if isinstance(node, ast.Try) and "plt = None" in ast.unparse(node)]
     others = [node for node in top if node not in guards and node not in imports]
     guarded = [statement for node in guards for statement in node.body]
-    assert not any("matplotlib" in ast.unparse(node) or "minillm import plots" in ast.unparse(node) for node in others)
-    made = names(guarded, ast.Store) - names(others, ast.Store)
-    assert not names(others, ast.Load) & (made | {"plt"})
+    assert not any("matplotlib" in ast.unparse(node) or "import plots" in ast.unparse(node) for node in others)
+    assigned = names(guarded, ast.Store) - names(others, ast.Store)
+    assert not names(others, ast.Load) & (assigned | {"plt"})
 
 
 @each_lesson
-def test_the_page_has_the_parts_of_a_lesson(folder):
+def test_the_page_has_the_sections_of_a_lesson(folder):
     markdown = without_code((folder / "README.md").read_text())
     assert re.findall(r"^# (\d+)\. \S", markdown, flags=re.MULTILINE) == [str(int(folder.name[:2]))]
     assert len(re.findall(r"^# ", markdown, flags=re.MULTILINE)) == 1
     question = re.search(r"^# .*\n\n\*\*(.+?)\*\*$", markdown, flags=re.MULTILINE)
-    assert question, "under its title the page asks its question, in bold"
-    assert question[1] == read_map()[folder.name[:2]][1]
+    assert question, "the question must follow the title, in bold"
+    assert question[1] == read_table()[folder.name[:2]][1]
     production = section(markdown, "What production systems do differently")
-    assert re.search(r"\]\(https?://", production), "what production systems do has no source"
+    assert re.search(r"\]\(https?://", production), "the section about production systems cites no source"
     exercises = section(markdown, "Exercises")
     for name in load_exercises(folder).ANSWERS:
         assert f"`{name}`" in exercises
 
 
 @each_lesson
-def test_every_link_within_the_repository_leads_somewhere(folder):
+def test_every_link_within_the_repository_has_a_target(folder):
     markdown = without_code((folder / "README.md").read_text())
     for link in re.findall(r"\]\(([^)\s]+)\)", markdown):
         if not link.startswith(("http://", "https://", "#")):
@@ -127,7 +127,7 @@ def test_every_link_within_the_repository_leads_somewhere(folder):
 
 @each_lesson
 def test_the_script_is_short(folder):
-    assert len((folder / "lesson.py").read_text().splitlines()) <= LONGEST_SCRIPT
+    assert len((folder / "lesson.py").read_text().splitlines()) <= MAX_LINES
 
 
 @each_lesson
@@ -143,11 +143,14 @@ def test_each_exercise_has_a_docstring_and_an_answer_of_the_same_parameters(fold
         assert answer.startswith("minillm.")
         parameters = inspect.signature(pkgutil.resolve_name(answer)).parameters
         required = [parameter for parameter in parameters if parameters[parameter].default is inspect.Parameter.empty]
-        assert list(inspect.signature(exercise).parameters) in (list(parameters), required)  # the plain case may do
+        assert list(inspect.signature(exercise).parameters) in (
+            list(parameters),
+            required,
+        )  # optional ones may be omitted
 
 
 @each_lesson
-def test_the_library_answers_the_exercises(folder):
+def test_the_answers_in_the_library_pass_the_tests(folder):
     done = run_exercises(folder, "--answers")
     assert done.returncode == 0, done.stdout
 
