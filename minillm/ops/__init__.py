@@ -1,34 +1,33 @@
-"""The numeric floor: every operation a transformer needs, behind one narrow interface.
+"""The numeric floor: every operation that a transformer needs, behind one narrow interface.
 
-A backend is a module with these functions; `reference` defines what each computes, in a few lines for any array
-library, `jit` computes the same as compiled loops on the CPU, and `gpu` on an NVIDIA GPU, through CuPy. Whoever reads
-`reference` knows what all of them do.
+A backend is a module with the functions below. `reference` defines each in a few lines for any array library; `jit`
+computes the same in compiled loops on the CPU; `gpu` computes the same on an NVIDIA GPU, through CuPy.
 
-    array_library()                                          the module that makes arrays: NumPy, or CuPy
-    as_indices(numbers)                                      positions and the like, once a step, where they are read
-    as_vector(values), as_matrix(weights)                    weights in the form the backend likes
-    as_matrices(weights)                                     the same of several, laid end to end if they can be
+    array_library()                                          the module that makes arrays: NumPy or CuPy
+    as_indices(numbers)                                      move integers to the backend, once per step
+    as_vector(values), as_matrix(weights)                    weights in the backend's own layout
+    as_matrices(weights)                                     several matrices, stored end to end if possible
     embed(token_ids, matrix)                                 [T] -> [T, D]
     linear(x, matrix, bias)                                  [T, I] -> [T, O]
     rms_norm(x, weight, eps)                                 [T, D] -> [T, D]
     layer_norm(x, weight, bias, eps)                         [T, D] -> [T, D]
-    rotary_angles(positions, frequencies, attention_factor)         [T] -> cosines, sines [T, R/2]
+    rotary_angles(positions, frequencies, attention_factor)  [T] -> cosines, sines [T, R/2]
     rotate(heads, cosines, sines)                            [T, H, K] -> [T, H, K]
-    write_kv(keys, values, ..., layer, slots)                [T, G, K] twice -> into the KV cache
-    attention(queries, ..., layer, positions, ...)           [T, H, K] -> [T, H, K], over the KV cache
-    attention_scores(queries, ..., layer, positions, ...)    [T, H, K] -> [T, H, M], for those who look
-    softmax(x)                                               scores -> weights, for those who look
-    swiglu(gate, up)                                         [T, F] twice -> [T, F]
-    geglu(gate, up)                                          [T, F] twice -> [T, F]
+    write_kv(keys, values, ..., layer_in_block, slots)       two [T, G, K] -> KV cache
+    attention(queries, ..., layer_in_block, positions, ...)  [T, H, K] -> [T, H, K], over the KV cache
+    attention_scores(queries, ..., positions, ...)           [T, H, K] -> [T, H, M], for inspection
+    softmax(x)                                               scores -> weights, for inspection
+    swiglu(gate, up)                                         two [T, F] -> [T, F]
+    geglu(gate, up)                                          two [T, F] -> [T, F]
     gelu(x)                                                  [T, F] -> [T, F]
-    route(scores, count, normalize)                         [T, E] -> experts, routing_weights [T, count]
-    apply_soft_cap(x, cap)                                          [T, V] -> [T, V], between -cap and cap
-    num_bytes(matrix)                                        that reading it moves
-    to_numpy(array)                                          whatever the backend computes with -> NumPy
-    fuse(layers, config)                                     a faster way through all layers, or None
-    set_num_threads(threads)                                 None: as many as there are
-    check_threads()                                          warns where they are slow
-    announcing_compilation(announce)                         a context: says so when something must be compiled
+    route(scores, count, normalize)                          [T, E] -> experts, routing weights [T, count]
+    apply_soft_cap(x, cap)                                   [T, V] -> [T, V], between -cap and cap
+    num_bytes(matrix)                                        bytes read when the matrix is read
+    to_numpy(array)                                          an array of the backend -> NumPy
+    fuse(layers, config)                                     one function for all layers, or None
+    set_num_threads(threads)                                 None for all cores
+    check_threads()                                          warn where threads are slow
+    announcing_compilation(announce)                         a context that reports when something is compiled
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ BACKENDS = ("numba", "numpy", "reference", "cupy")
 
 
 def backend(name: str) -> ModuleType:
-    """The backend called `name`, imported only now: a reader of the reference need not wait for a compiler.
+    """Return the backend called `name`. It is imported here, so that the reference does not load a compiler.
 
     Raises
     ------
     ValueError
         `name` is not one of BACKENDS.
     BackendError
-        It cannot compute here: CuPy is not installed, or finds no GPU.
+        The backend cannot run on this machine: CuPy is not installed, or finds no GPU.
     """
     if name == "numba":
         from minillm.ops import jit
@@ -59,6 +58,6 @@ def backend(name: str) -> ModuleType:
     if name == "cupy":
         from minillm.ops import gpu
 
-        gpu.array_library()  # fails now, if it must, and not in the middle of loading a model
+        gpu.array_library()  # fails here if it is going to fail, and not while a model is being loaded
         return gpu
-    raise ValueError(f"backend {name!r} is unknown; there are {', '.join(BACKENDS)}")
+    raise ValueError(f"backend {name!r} is unknown; it can be {', '.join(BACKENDS)}")

@@ -92,7 +92,7 @@ def test_backends_have_the_same_functions_and_parameters():
 
 
 def test_an_unknown_backend_is_named_with_those_there_are():
-    with pytest.raises(ValueError, match=r"'cuda' is unknown; there are numba, numpy, reference, cupy"):
+    with pytest.raises(ValueError, match=r"'cuda' is unknown; it can be numba, numpy, reference, cupy"):
         backend("cuda")
     assert {backend(name) for name in BACKENDS if name != "cupy"} == {jit, reference}
 

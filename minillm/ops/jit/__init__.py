@@ -1,23 +1,23 @@
-"""The operations as compiled loops (Numba): the default on a CPU.
+"""The operations as compiled loops (Numba): the default backend on a CPU.
 
-    tiles.py       weights laid out for SIMD
-    forms.py       the six forms of weights, from float32 to 4 bits, and how each is read
-    scales.py      scales and minimums of integer codes, and how each is read
-    rows.py        the innermost loop: four rows of numbers times a tile
-    products.py    matrix products, for one row and for many
-    attention.py   attention over the paged cache
-    routing.py     which experts a token takes
-    layers.py      all layers in one call
-    halves.py      float16, which Numba does not know, as bits
-    prefetching.py asking the memory for what will be needed soon
-    pointwise.py   embedding, norms, rotary embedding, activations
-    compiling.py   how all of these are compiled, and on how many threads they run
+    tiles.py            weights laid out for SIMD
+    weight_formats.py   the six formats of weights, from float32 to 4 bits, and how each is read
+    scales.py           scales and minimums of integer codes, and how each is read
+    microkernel.py      the innermost loop: four rows of numbers times a tile
+    products.py         matrix products, for one row and for many
+    attention.py        attention over the paged cache
+    routing.py          the experts of a token
+    layers.py           all layers in one call
+    float16.py          float16, a type that Numba does not have, as bits
+    prefetching.py      requests to memory ahead of need
+    pointwise.py        embedding, norms, rotary embedding, activations
+    compiling.py        compiler options, and the number of threads
 
-Why the bits never depend on the batch: every number that comes out is a sum taken in one fixed order, SIMD lanes run
-across outputs and never across the terms of a sum, and the compiler is not allowed to reorder any.
+The bits never depend on the batch: every output is a sum taken in one fixed order, SIMD lanes run across outputs and
+never across the terms of a sum, and the compiler may not reorder any sum.
 
-Scores and weights of attention exist here only in passing, a tile at a time. For those who want to look, the reference
-works them out again, from the same queries and keys.
+The attention kernels hold scores and weights only briefly, one tile at a time. For inspection, the reference computes
+them again from the same queries and keys.
 """
 
 from minillm.ops.jit.attention import attention, write_kv

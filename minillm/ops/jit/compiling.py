@@ -1,4 +1,4 @@
-"""How kernels are compiled, and on how many threads they run."""
+"""Compiler options of the kernels, and the number of threads that they run on."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# A thread that has done its share of a loop waits for the others by spinning, for long by default: another busy
-# program on the machine then makes decode 50 times slower, since the spinner takes the core that the last share
-# needs. Spinning briefly and then sleeping costs 5 % on an idle machine. Read once, when OpenMP is loaded.
+# A thread that has finished its share of a loop waits for the others by spinning, by default for a long time. If
+# another program is busy on the machine, decode then gets 50 times slower, because the spinning thread occupies the
+# core that the last share needs. Spinning briefly and then sleeping costs 5 % on an idle machine. OpenMP reads this
+# when loaded.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
@@ -24,16 +25,16 @@ from minillm.errors import SlowThreadsWarning
 OPTIONS = {
     "cache": True,
     "nogil": True,
-    # Nothing may reorder a sum: `contract` fuses a multiply and an add into one rounding, `nsz` ignores the sign of
-    # zero. `reassoc`, which would split sums over SIMD lanes, and with it `fastmath=True`, is never on.
+    # Nothing may reorder a sum. `contract` fuses a multiply and an add into one rounding; `nsz` ignores the sign of
+    # zero. `reassoc`, which would split sums over SIMD lanes, is never on, and so `fastmath=True` is not used.
     "fastmath": {"contract", "nsz"},
-    # Dividing by zero gives infinity, as in NumPy; testing every divisor for it would keep loops from becoming SIMD.
+    # Dividing by zero gives infinity, as in NumPy. A test of every divisor would keep loops from becoming SIMD.
     "error_model": "numpy",
 }
 
 
 def _sources() -> str:
-    """A fingerprint of every file that kernels are made of."""
+    """Return a hash of all source files of the kernels."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
@@ -47,59 +48,59 @@ def _kernel(**options: object) -> Callable[[Callable], Callable]:
     def compile_with_options(function: Callable) -> Callable:
         kernel = njit(**OPTIONS, **options)(function)
         if not numba.config.DISABLE_JIT:
-            # Numba keeps a kernel until its own file changes; but what it calls may stand in another.
+            # Numba recompiles a kernel only when its own file changes, but it may call kernels of other files.
             kernel._cache._cache_file._source_stamp = SOURCES
         return kernel
 
     return compile_with_options
 
 
-# Asking starts the threads. Numba does so when it compiles a parallel kernel or loads one from the cache, but not for a
-# kernel from the cache that was compiled around one from the cache: its first parallel loop would end the process.
+# This call starts the threads. Numba starts them when it compiles a parallel kernel or loads one from its cache, but
+# not when a cached kernel contains another cached kernel: without this call, the first parallel loop would then crash.
 numba.get_num_threads()
 
 compiled = _kernel()
 compiled_parallel = _kernel(parallel=True)
-inlined = _kernel(inline="always")  # for what a kernel's innermost loops call, where a call would cost too much
+inlined = _kernel(inline="always")  # for functions called in innermost loops, where a call would cost too much
 
 
 SLOW_THREADS = (
-    "Numba found neither OpenMP nor TBB, or was told not to look, and uses its own threads ('workqueue'): starting a "
-    "parallel loop takes them some 100 microseconds instead of 2, so text comes a third as fast, and two models that "
-    "run at once end the process. Install OpenMP (Debian, Ubuntu: apt install libgomp1) or TBB (pip install tbb), and "
-    "leave NUMBA_THREADING_LAYER unset; see https://numba.readthedocs.io/en/stable/user/threading-layer.html"
+    "Numba found neither OpenMP nor TBB, or is configured not to use them, and runs its own threads ('workqueue'). "
+    "These take about 100 microseconds instead of 2 to start a parallel loop, so decoding is three times slower, and "
+    "two models that run at once crash the process. Install OpenMP (Debian, Ubuntu: apt install libgomp1) or TBB (pip "
+    "install tbb), and leave NUMBA_THREADING_LAYER unset; see https://numba.readthedocs.io/en/stable/user/threading-layer.html"
 )
 
 
 def set_num_threads(threads: int | None) -> None:
-    """Let this thread's parallel loops use so many cores; None means all there are. It changes no result's bits.
+    """Set the number of cores for the parallel loops of this thread; None for all. The results do not change.
 
     Raises
     ------
     ValueError
-        Fewer than one, or more than there are.
+        `threads` is below 1, or above the number of cores.
     """
-    most = numba.config.NUMBA_NUM_THREADS
-    if threads is not None and not 1 <= threads <= most:
-        raise ValueError(f"threads is {threads}; this machine has 1 to {most} to give")
-    numba.set_num_threads(threads or most)
+    num_cores = numba.config.NUMBA_NUM_THREADS
+    if threads is not None and not 1 <= threads <= num_cores:
+        raise ValueError(f"threads is {threads}; on this machine it can be 1 to {num_cores}")
+    numba.set_num_threads(threads or num_cores)
 
 
 def check_threads() -> None:
-    """Warn with SlowThreadsWarning where Numba has only slow threads to give. To be called after `set_num_threads`.
+    """Warn with SlowThreadsWarning if Numba has only its slow threads. Call this after `set_num_threads`.
 
-    That is when Numba chooses a threading layer, if no parallel loop has run before.
+    Numba chooses its threading layer in that call, or in an earlier parallel loop.
     """
     if numba.threading_layer() == "workqueue" and not numba.config.DISABLE_JIT:
-        warnings.warn(SLOW_THREADS, SlowThreadsWarning, stacklevel=3)  # the line that makes an LLM
+        warnings.warn(SLOW_THREADS, SlowThreadsWarning, stacklevel=3)  # reported for the line that makes an LLM
 
 
 @contextmanager
 def announcing_compilation(announce: Callable[[str], None]) -> Iterator[None]:
-    """While the `with` block runs, say so, once, when a kernel has to be compiled: that takes a while.
+    """Call `announce` once if a kernel has to be compiled within the `with` block.
 
-    Kernels are compiled when first called, for the machine they run on, and kept beside their source (or, if that
-    folder cannot be written, in the user's cache folder). Later processes load them in milliseconds.
+    Kernels are compiled at their first call, for the processor of this machine, and cached beside their source or, if
+    that folder is read-only, in the user's cache folder. Later processes load them in milliseconds.
     """
 
     class Listener(event.Listener):

@@ -1,10 +1,13 @@
 """The innermost loop of matrix products and of attention: four rows of numbers times a tile.
 
-A processor with SIMD does two multiply-adds of 16 numbers a cycle, but reads only two such vectors and writes one. So
-a number that was read must serve several times: each of the tile's serves four rows, and each of a row's all lanes.
-For products, what the loop works on lies in one array, the *bench*: four rows of sums, and below them the tile. It
-starts on a cache line, for a vector that straddles two lines is read twice: that made products 1.5 times as fast. (Two
-arrays that both start on one do as well: measured, 315 and 307 GFLOP/s in 8 bits, 302 and 333 in 4.)
+A processor with AVX-512 performs two multiply-adds of 16 numbers per cycle, but reads only two such vectors and writes
+one. A number that was read must therefore be used several times: each number of the tile for four rows, and each number
+of a row for all lanes.
+
+For products, the loop's data is in one *scratch* array: four rows of sums, with the tile below them. The array starts
+on a cache line, because a vector that straddles two lines is read twice; this made products 1.5 times as fast. (Two
+separate arrays that both start on a cache line are as fast: measured, 315 and 307 GFLOP/s with 8 bits, 302 and 333 with
+4.)
 """
 
 from __future__ import annotations
@@ -14,28 +17,29 @@ import numpy as np
 from minillm.ops.jit.compiling import compiled, inlined
 from minillm.ops.jit.float16 import widen
 
-ROWS = 4  # rows that share a tile's numbers; their sums of 64 lanes fill half of AVX-512's registers
+ROWS = 4  # rows that use each number of a tile; their sums of 64 lanes fill half of AVX-512's registers
 
-# Indices are unsigned: a negative one would count from the end, and testing for that costs as much as the work.
+# Indices are unsigned. For signed ones, Numba tests for negative values, and that costs as much as the work itself.
 U0, U1, U2, U3 = map(np.uint64, range(4))
 
 
 @compiled
 def aligned(rows, lanes):
-    """Room for float32 [rows, lanes], its contents undefined, that starts where a cache line does.
+    """Return an uninitialized float32 array [rows, lanes] that starts at a multiple of 64 bytes.
 
-    (64 bytes on nearly all machines; on others it is only less fast.) A vector that straddles two lines is read twice.
+    That is a cache line on nearly all processors; on others the array only works more slowly.
     """
-    room = np.empty(rows * lanes + 16, np.float32)
-    skip = -(room.ctypes.data // 4) % 16
-    return room[skip : skip + rows * lanes].reshape(rows, lanes)
+    memory = np.empty(rows * lanes + 16, np.float32)
+    skip = -(memory.ctypes.data // 4) % 16
+    return memory[skip : skip + rows * lanes].reshape(rows, lanes)
 
 
 @inlined
 def multiply_add(sums, x, row, first, tile, top, left, depth, lanes):
-    """sums[r, lane] += x[row + r, first + k] * tile[top + k, left + lane], for k = 0, 1, ..., depth - 1, in this order.
+    """Add x[row + r, first + k] * tile[top + k, left + lane] to sums[r, lane] for k = 0 to depth - 1, in this order.
 
-    For four rows r and `lanes` lanes. Four inputs are taken a turn, to spare the sums' way to memory and back.
+    This is done for four rows r and for `lanes` lanes. Each pass over the lanes handles four inputs, so the sums are
+    loaded and stored a quarter as often.
     """
     a, b, c, d = np.uint64(row), np.uint64(row + 1), np.uint64(row + 2), np.uint64(row + 3)
     for turn in range(depth // 4):
@@ -75,5 +79,5 @@ def multiply_add(sums, x, row, first, tile, top, left, depth, lanes):
 
 @inlined
 def whole_rows(rows):
-    """`rows` rounded up to a multiple of ROWS."""
+    """Round `rows` up to a multiple of ROWS."""
     return -(-rows // ROWS) * ROWS

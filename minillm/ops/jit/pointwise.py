@@ -1,4 +1,4 @@
-"""The operations that treat every row, or every number, by itself: embedding, norm, rotary embedding, activation."""
+"""Operations on single rows or numbers: embedding, norms, rotary embedding, activations."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import numpy as np
 from numba import prange
 
 from minillm.ops.jit.compiling import compiled, compiled_parallel, inlined
-from minillm.ops.jit.scales import group_of, minimum, scale
+from minillm.ops.jit.scales import minimum, scale, scale_group
 from minillm.ops.jit.weight_formats import LANES, weight
 
-EXP_LANES = 64  # numbers `exp` is taken of at once: a loop of fixed length becomes SIMD without a remainder
+EXP_LANES = 64  # numbers per `exp` loop; a loop of fixed length becomes SIMD without a remainder
 
-# exp(x) = 2^n * exp(r) with r = x - n * log(2) between -0.35 and 0.35, where a polynomial of degree 6 is exact to a
-# float32's last bit or two (Cephes' expf, Moshier 1992). log(2) is taken off in two parts, the first of so few bits
-# that n times it is exact.
+# exp(x) = 2^n * exp(r) with r = x - n * log(2) between -0.35 and 0.35, where a polynomial of degree 6 is exact to the
+# last bit or two of a float32 (Cephes' expf, Moshier 1992). log(2) is subtracted in two parts; the first has so few
+# bits that its product with n is exact.
 LOG2_E = np.float32(1.44269504)
 LOG_2_HIGH, LOG_2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 
 
 @inlined
 def exp(x):
-    """e^x for x <= 0; below -87, where that is 1e-38, 0. The C library's is no SIMD; this is, and 2.5 times as fast."""
+    """Compute e^x for x <= 0; 0 below -87, where e^x is 1e-38. This is SIMD, 2.5 times as fast as the C library's."""
     x = max(x, np.float32(-87))
     n = np.floor(x * LOG2_E + np.float32(0.5))
     r = x - n * LOG_2_HIGH
@@ -38,7 +38,7 @@ def exp(x):
     return np.float32(0) if x <= -87 else p * np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
 
 
-# tanh(x) where |x| is below 0.625: x plus x^3 times a polynomial in x^2 (Cephes' tanhf). Above, exp serves as well.
+# tanh(x) for |x| below 0.625: x plus x^3 times a polynomial in x^2 (Cephes' tanhf). Above, it is computed from exp.
 TANH = tuple(
     map(np.float32, (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1))
 )
@@ -46,7 +46,7 @@ TANH = tuple(
 
 @inlined
 def tanh(x):
-    """The hyperbolic tangent, as SIMD, where the C library's is none."""
+    """Compute the hyperbolic tangent. Unlike the C library's, this becomes SIMD."""
     e = exp(np.float32(-2) * abs(x))
     far = (np.float32(1) - e) / (np.float32(1) + e)
     z = x * x
@@ -59,32 +59,32 @@ def tanh(x):
 
 
 @inlined
-def squeezed(x, cap):
-    """`x` squeezed between -cap and cap."""
+def soft_capped(x, cap):
+    """Limit `x` smoothly to between -cap and cap."""
     return cap * tanh(x / cap)
 
 
 @compiled
 def apply_soft_cap(x, cap):
-    """Every number of [T, V] squeezed between -cap and cap: cap * tanh(x / cap)."""
+    """Soft-cap every number of [T, V]: cap * tanh(x / cap)."""
     numbers = np.empty_like(x)
     cap = np.float32(cap)
     for row in range(len(x)):
         for i in range(x.shape[1]):
-            numbers[row, i] = squeezed(x[row, i], cap)
+            numbers[row, i] = soft_capped(x[row, i], cap)
     return numbers
 
 
 @compiled
 def embed(token_ids, matrix):
-    """Row `token_ids[t]` of the embedding matrix [V, D] for every token: [T, D]. A row is one lane of its tile."""
+    """Return row `token_ids[t]` of the embedding matrix [V, D] for every token: [T, D]. A row is one lane of a tile."""
     rows = np.empty((len(token_ids), matrix.num_inputs), np.float32)
     for t in range(rows.shape[0]):
         tile, lane = divmod(token_ids[t], LANES)
         for i in range(rows.shape[1]):
             block, k = divmod(i, matrix.block_size)
             value = weight(matrix.codes, matrix.zero, tile, block, k // 8, k % 8, lane)
-            group = group_of(matrix.scales, matrix.shared, block)
+            group = scale_group(matrix.scales, matrix.shared, block)
             if len(matrix.scales):
                 value *= scale(matrix.scales, matrix.shared, tile, block, group, lane)
             if len(matrix.minimums):
@@ -95,7 +95,7 @@ def embed(token_ids, matrix):
 
 @inlined
 def sum_of_lanes(lanes):
-    """The sum of LANES numbers, the upper half added to the lower again and again: always in this one order."""
+    """Sum LANES numbers by repeatedly adding the upper half to the lower, always in this order."""
     width = LANES // 2
     while width:
         for lane in range(width):
@@ -106,7 +106,7 @@ def sum_of_lanes(lanes):
 
 @inlined
 def largest_of_lanes(lanes):
-    """The largest of LANES numbers."""
+    """Return the largest of LANES numbers."""
     width = LANES // 2
     while width:
         for lane in range(width):
@@ -117,7 +117,7 @@ def largest_of_lanes(lanes):
 
 @compiled
 def rms_norm(x, weight, eps):
-    """Scale every row of [T, D] to a root mean square of one, then by `weight`."""
+    """Scale every row of [T, D] to a root mean square of one, then multiply by `weight`."""
     normed = np.empty_like(x)
     rows, hidden = x.shape
     lanes = np.empty(LANES, np.float32)
@@ -138,7 +138,7 @@ def rms_norm(x, weight, eps):
 
 @compiled
 def layer_norm(x, weight, bias, eps):
-    """Shift every row of [T, D] to a mean of zero and scale it to a variance of one; then times weight, plus bias."""
+    """Normalize every row of [T, D] to mean zero and variance one, then multiply by `weight` and add `bias`."""
     normed = np.empty_like(x)
     rows, hidden = x.shape
     lanes = np.empty(LANES, np.float32)
@@ -153,7 +153,7 @@ def layer_norm(x, weight, bias, eps):
 
 @compiled
 def _sum_of_row(x, row, mean, lanes, squared):
-    """The sum of a row's differences from `mean`, or of their squares, in an order that its length alone fixes."""
+    """Sum a row's differences from `mean`, or their squares, in an order that depends only on the row's length."""
     hidden = x.shape[1]
     lanes[:] = 0
     for first in range(0, hidden, LANES):
@@ -165,7 +165,7 @@ def _sum_of_row(x, row, mean, lanes, squared):
 
 @compiled
 def rotary_angles(positions, frequencies, attention_factor=1.0):
-    """Cosines and sines [T, K/2], times `attention_factor`, of the angles `position * frequency` to turn by."""
+    """Compute cosines and sines [T, R/2] of the angles `position * frequency`, times `attention_factor`."""
     cosines = np.empty((len(positions), len(frequencies)), np.float32)
     sines = np.empty_like(cosines)
     for t in range(len(positions)):
@@ -178,7 +178,7 @@ def rotary_angles(positions, frequencies, attention_factor=1.0):
 
 @compiled
 def rotate(heads, cosines, sines):
-    """Rotary position embedding: turn pair (i, i + R/2) of every head [T, H, K] by its angle; see `reference`."""
+    """Apply rotary embedding: rotate pair (i, i + R/2) of every head [T, H, K] by its angle; see `reference`."""
     rotated = np.empty_like(heads)
     tokens, num_heads, head_dim = heads.shape
     half = cosines.shape[1]
@@ -193,14 +193,14 @@ def rotate(heads, cosines, sines):
     return rotated
 
 
-# Of the type that kernels get at run time: for a plain 0 or 1 in a call, Numba compiles what is called once more.
+# These have the type that kernels get at run time. For a literal 0 or 1 in a call, Numba compiles a second version.
 ZERO = np.int64(0)
-SILU, GELU = np.int64(0), np.int64(1)  # which activation a gated layer has
+SILU, GELU = np.int64(0), np.int64(1)  # the activation of a gated layer
 
 
 @compiled
 def swiglu(gate, up):
-    """The gated activation of the feed-forward layer, `silu(gate) * up`: [T, F] twice -> [T, F]."""
+    """Compute the gated activation `silu(gate) * up`: two [T, F] -> [T, F]."""
     gated = np.empty_like(gate)
     _gate(gate, up, ZERO, gated, SILU)
     return gated
@@ -208,7 +208,7 @@ def swiglu(gate, up):
 
 @compiled
 def geglu(gate, up):
-    """The same with another curve, `gelu(gate) * up`: [T, F] twice -> [T, F]."""
+    """Compute the gated activation `gelu(gate) * up`: two [T, F] -> [T, F]."""
     gated = np.empty_like(gate)
     _gate(gate, up, ZERO, gated, GELU)
     return gated
@@ -216,13 +216,13 @@ def geglu(gate, up):
 
 @compiled
 def gelu(x):
-    """The activation of a feed-forward layer without a gate: [T, F] -> [T, F]."""
+    """Compute the activation of a feed-forward layer without a gate: [T, F] -> [T, F]."""
     return geglu(x, np.ones_like(x))
 
 
 @compiled
 def gated_joined(product, up_start, features, activation):
-    """The same of one matrix [T, ...] whose first F columns are the gate, and those from `up_start` on the rest."""
+    """Compute the gated activation from one matrix: F columns of gates, and F columns of `up` from `up_start` on."""
     gated = np.empty((len(product), features), np.float32)
     _gate(product, product, up_start, gated, activation)
     return gated
@@ -230,7 +230,7 @@ def gated_joined(product, up_start, features, activation):
 
 @compiled
 def _gate(gate, up, up_start, gated, activation):
-    if len(gate) == 1:  # not worth waking a thread for
+    if len(gate) == 1:  # too little work to wake a thread for
         _gate_row(gate, up, up_start, gated, ZERO, activation)
     else:
         _gate_rows(gate, up, up_start, gated, activation)
@@ -239,7 +239,7 @@ def _gate(gate, up, up_start, gated, activation):
 @compiled_parallel
 def _gate_rows(gate, up, up_start, gated, activation):
     for row in prange(len(gate)):
-        _gate_row(gate, up, up_start, gated, np.int64(row), activation)  # Numba counts in unsigned numbers here
+        _gate_row(gate, up, up_start, gated, np.int64(row), activation)  # the loop index is unsigned
 
 
 @compiled
@@ -281,11 +281,11 @@ def _silu(x):
 
 @inlined
 def _gelu(x):
-    """0.5 * x * (1 + tanh(u)) with u = sqrt(2 / pi) * (x + 0.044715 * x^3), which is x * sigmoid(2u)."""
+    """Compute 0.5 * x * (1 + tanh(u)) with u = sqrt(2 / pi) * (x + 0.044715 * x^3), which equals x * sigmoid(2u)."""
     return _times_sigmoid(x, np.float32(1.5957691216) * (x + np.float32(0.044715) * x * x * x))
 
 
 @inlined
 def _times_sigmoid(x, y):
-    e = exp(-abs(y))  # at most 1: exp of a large number would overflow
+    e = exp(-abs(y))  # at most 1; exp of a large positive number would overflow
     return x * (np.float32(1) if y >= 0 else e) / (np.float32(1) + e)

@@ -1,7 +1,7 @@
-"""Asking the memory for what will be needed soon.
+"""Prefetching: request data from memory before it is needed.
 
-A processor guesses what comes next and fetches it early, but its guesses end where a page of 4 KB does, and a tile of
-weights is three to nine of those. Asked for 4 KB ahead, 4-bit weights arrive a sixth faster.
+A processor prefetches sequential reads on its own, but stops at the end of each 4 KB page, and a tile of weights covers
+three to nine pages. Requests 4 KB ahead make 4-bit products a sixth faster.
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
 
-LINE = 64  # bytes that memory delivers at once
-AHEAD = 4096  # bytes
+LINE = 64  # bytes per cache line
+AHEAD = 4096  # distance between a request and the read, in bytes
 
 
 def prefetch(array, start, num_bytes):
-    """Have `num_bytes` of a contiguous array, from byte `start` on, brought into the cache; nobody waits.
+    """Request `num_bytes` of a contiguous array, starting at byte `start`, and return without waiting.
 
-    Where the array ends before, no harm is done. With the compiler off, nothing happens.
+    Requests beyond the end of the array have no effect. With the compiler off, this function does nothing.
     """
 
 
 @overload(prefetch, inline="always")
 def _compiled_prefetch(array, start, num_bytes):
-    def ask(array, start, num_bytes):
+    def request(array, start, num_bytes):
         first = np.uint64(array.ctypes.data) + np.uint64(start)
         for line in range(0, num_bytes, LINE):
             _prefetch_line(first + np.uint64(line))
 
-    return ask
+    return request
 
 
 @intrinsic
 def _prefetch_line(typing_context, address):
-    """LLVM's instruction for it, which every processor has or may ignore."""
+    """Emit LLVM's prefetch instruction, which a processor may ignore."""
 
     def generate(context, builder, signature, arguments):
         pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)

@@ -1,12 +1,12 @@
-"""Weights laid out for the kernels: in tiles of 64 outputs, whatever they are stored as.
+"""Weights laid out for the kernels: in tiles of 64 outputs, in any storage format.
 
-SIMD runs along memory, so what lies next to each other must be what is computed at once: 64 outputs, the lanes. A
-weight matrix [O, I] becomes `[O/64, I/Q, Q, 64]`: tile of outputs, block of inputs, input within the block, lane. Where
-weights take fewer bits than a float32, several inputs share a word; `forms.py` has the six forms, and reads any.
+SIMD reads consecutive memory, so the numbers that are used at once, one per output or *lane*, are stored side by side.
+A weight matrix [O, I] becomes `[O/64, I/Q, Q, 64]`: tile of outputs, block of inputs, input within the block, lane.
+Weights of fewer bits than a float32 share words with neighbouring inputs; `weight_formats.py` has the six formats.
 
-Integer codes come with a scale, and perhaps a minimum, per block and output (see `minillm/quantization`): in float16
-where nothing is lost by it, and where they are quantized themselves, as the integers they are in the file, with the
-float16 that several blocks share.
+Integer codes have a scale, and some types also a minimum, per block and output (see `minillm/quantization`). These are
+stored in float16 if that is exact. Scales that are quantized themselves stay integers, with a float16 for several
+blocks.
 """
 
 from __future__ import annotations
@@ -18,77 +18,78 @@ import numpy as np
 from numba import prange
 
 from minillm.ops.jit.compiling import compiled_parallel
-from minillm.ops.jit.float16 import as_halves
+from minillm.ops.jit.float16 import as_float16_bits
 from minillm.ops.jit.scales import widened
-from minillm.ops.jit.weight_formats import LANES, bits_kept, form_of, pack, weight
+from minillm.ops.jit.weight_formats import LANES, bits_stored, format_name, pack, weight
 from minillm.quantization import QuantizedMatrix
 
-ARRAYS = 4  # how many of a TiledMatrix's fields are arrays, the first of them
-FLOAT_BLOCK = 32  # inputs a block holds where the weights are floats and no scale says how many
+NUM_ARRAYS = 4  # the first fields of a TiledMatrix, which are arrays
+FLOAT_BLOCK = 32  # inputs per block of float weights, which have no scales
 
 
 class TiledMatrix(NamedTuple):
-    """A weight matrix [O, I] in tiles. What fills them up to whole ones is never seen: `x` is zero there, or the sums
-    are not looked at.
+    """A weight matrix [O, I] in tiles. Padding of the last tile has no effect: inputs are zero there, outputs unused.
 
-    A named tuple, so that its fields travel as one; `multiply` gets it as a plain one, which Numba receives faster.
+    This is a named tuple. `multiply` takes it as a plain tuple, which Numba receives faster.
     """
 
-    codes: np.ndarray  # [O/64, I/Q, ...], in one of the six forms
-    scales: np.ndarray  # [O/64, I/Q, 64], float32, the bits of float16, or int8 parts; of length 0 for floats
-    minimums: np.ndarray  # the same, or of length 0 where the type has none
-    shared: np.ndarray  # [O/64, I/(Q*S), 1 or 2, 64], what parts of scales, and of minimums, are multiplied with
-    zero: np.float32  # of integer codes: the code that means 0
+    codes: np.ndarray  # [O/64, I/Q, ...], in one of the six formats
+    scales: np.ndarray  # [O/64, I/Q, 64], float32, float16 bits, or int8; of length 0 for float weights
+    minimums: np.ndarray  # the same, or of length 0 if the type has none
+    shared: np.ndarray  # [O/64, I/(Q*S), 1 or 2, 64], factors of int8 scales and minimums, for S blocks each
+    zero: np.float32  # the code that represents 0; for integer codes only
     block_size: int  # Q
     num_outputs: int  # O
     num_inputs: int  # I
 
     @property
     def shape(self) -> tuple[int, int]:
-        """`(O, I)`, the shape of the matrix it stands for."""
+        """`(O, I)`, the shape of the matrix."""
         return self.num_outputs, self.num_inputs
 
     def __repr__(self):
-        kept = form_of(self.codes)
-        return f"TiledMatrix({self.num_outputs} x {self.num_inputs}, {kept}, {num_bytes(self) / 1e6:.1f} MB)"
+        storage = format_name(self.codes)
+        return f"TiledMatrix({self.num_outputs} x {self.num_inputs}, {storage}, {num_bytes(self) / 1e6:.1f} MB)"
 
 
 def num_bytes(matrix: TiledMatrix) -> int:
-    """Bytes that reading the whole matrix moves."""
-    return sum(array.nbytes for array in matrix[:ARRAYS])
+    """Return the bytes read when the whole matrix is read."""
+    return sum(array.nbytes for array in matrix[:NUM_ARRAYS])
 
 
 def as_vector(values: np.ndarray) -> np.ndarray:
-    """A norm's weights or a layer's bias, copied: Numba compiles anew for arrays that cannot be written to."""
+    """Return a copy of the weight of a norm, or of a bias: for read-only arrays Numba would compile again."""
     return np.array(values, np.float32)
 
 
 def to_numpy(array: np.ndarray) -> np.ndarray:
-    """This backend computes with NumPy arrays already."""
+    """Return the array itself: this backend computes with NumPy arrays."""
     return array
 
 
 def as_matrix(weights: np.ndarray | QuantizedMatrix) -> TiledMatrix:
-    """Lay a weight matrix [O, I] out in tiles; integer codes stay integer codes, bfloat16 stays bfloat16.
+    """Lay a weight matrix [O, I] out in tiles. Integer codes stay integer codes, and bfloat16 stays bfloat16.
 
     Raises
     ------
     ValueError
-        The blocks of a QuantizedMatrix are no multiple of eight inputs, or codes need more than the bits it says.
+        The blocks of a QuantizedMatrix are not multiples of eight inputs, or its codes exceed its number of bits.
     """
     if not isinstance(weights, QuantizedMatrix):
         none, nothing_shared = np.empty((0, 0, LANES), np.float32), np.empty((0, 0, 2, LANES), np.float32)
         tiles = tile_rows(np.ascontiguousarray(weights, np.float32), FLOAT_BLOCK)
-        if not (tiles.view(np.uint32) & 0xFFFF).any():  # nothing below bfloat16's precision
+        if not (tiles.view(np.uint32) & 0xFFFF).any():  # the lower halves are all zero: bfloat16 is exact
             tiles = (tiles.view(np.uint32) >> 16).astype(np.uint16)
         return TiledMatrix(tiles, none, none, nothing_shared, np.float32(0), FLOAT_BLOCK, *weights.shape)
     outputs, blocks, block_size = weights.codes.shape
     if block_size % 8:
-        raise ValueError(f"blocks of {block_size} inputs; the kernels take eight at a time, so 8, 16, 24, ...")
-    codes, bits = weights.codes.reshape(outputs, blocks * block_size), bits_kept(weights.bits, block_size)
-    zero = 2 ** (bits - 1) if bits == 8 or weights.minimums is None else 0  # stored is code + zero, never negative
+        raise ValueError(f"blocks have {block_size} inputs; the kernels need a multiple of 8")
+    codes, bits = weights.codes.reshape(outputs, blocks * block_size), bits_stored(weights.bits, block_size)
+    zero = (
+        2 ** (bits - 1) if bits == 8 or weights.minimums is None else 0
+    )  # code + zero is stored, which is never negative
     if bits < 8 and not -zero <= codes.min(initial=0) <= codes.max(initial=0) < 2**bits - zero:
-        raise ValueError(f"codes from {codes.min()} to {codes.max()} are not of {bits} bits")
+        raise ValueError(f"codes from {codes.min()} to {codes.max()} do not fit {bits} bits")
     scales, minimums, shared = _tiled_scales(weights)
     return TiledMatrix(
         codes=pack(codes, block_size, bits, zero),
@@ -103,60 +104,59 @@ def as_matrix(weights: np.ndarray | QuantizedMatrix) -> TiledMatrix:
 
 
 def _tiled_scales(weights: QuantizedMatrix) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Scales, minimums, and what they share."""
-    values, parts = [weights.scales], [weights.quantized_scales]
+    """Return scales, minimums, and the floats that groups of blocks share, in tiles."""
+    values, quantized = [weights.scales], [weights.quantized_scales]
     if weights.minimums is not None:
         values.append(weights.minimums)
-        parts.append(weights.quantized_minimums)
-    if None not in parts:
-        shared = as_halves(np.stack([_by_blocks(part.super_scales) for part in parts], axis=2))
-        tiled = [_by_blocks(part.sub_scales) for part in parts]
-    else:  # both as halves or neither, or there would be more kinds of kernels to compile
+        quantized.append(weights.quantized_minimums)
+    if None not in quantized:
+        shared = as_float16_bits(np.stack([_by_blocks(scales.super_scales) for scales in quantized], axis=2))
+        tiled = [_by_blocks(scales.sub_scales) for scales in quantized]
+    else:  # both in float16 or neither, to compile fewer kinds of kernels
         shared = np.empty((0, 0, 2, LANES), np.float32)
-        tiled = list(as_halves(np.stack([_by_blocks(value) for value in values])))
+        tiled = list(as_float16_bits(np.stack([_by_blocks(value) for value in values])))
     return tiled[0], tiled[1] if len(tiled) > 1 else np.empty((0, 0, LANES), np.float32), shared
 
 
 def _by_blocks(values: np.ndarray) -> np.ndarray:
-    """One number for each block [O, n] in tiles: [O/64, n, 64]."""
+    """Lay out one number per block, [O, n], in tiles: [O/64, n, 64]."""
     return tile_rows(values, 1)[:, :, 0]
 
 
 def as_matrices(weights: Iterable[np.ndarray | QuantizedMatrix]) -> list[TiledMatrix]:
-    """`as_matrix` of several, the tiles of all that are of one kind (form, block size and number of inputs) end to end
-    in one array, in their order.
+    """Apply `as_matrix` to several matrices. All of the same format, block size and inputs share one array, in order.
 
-    Neighbours can then be multiplied with as one (`joined`), and the system gives a long array large pages: decode,
-    which reads every weight once, was 14 % faster than with an array for each matrix.
+    Neighbours can then be used as one matrix (`joined`). The system also gives a long array large memory pages: decode,
+    which reads every weight once, was 14 % faster than with one array per matrix.
     """
     matrices = [as_matrix(matrix) for matrix in weights]
-    places: dict[tuple[object, ...], list[int]] = {}
-    for place, matrix in enumerate(matrices):
-        places.setdefault(_kind(matrix), []).append(place)
-    for of_kind in places.values():
-        for place, matrix in zip(of_kind, _end_to_end([matrices[place] for place in of_kind]), strict=True):
-            matrices[place] = matrix
+    indices: dict[tuple[object, ...], list[int]] = {}
+    for index, matrix in enumerate(matrices):
+        indices.setdefault(_kind(matrix), []).append(index)
+    for of_kind in indices.values():
+        for index, matrix in zip(of_kind, _end_to_end([matrices[index] for index in of_kind]), strict=True):
+            matrices[index] = matrix
     return matrices
 
 
 def _kind(matrix: TiledMatrix) -> tuple[object, ...]:
-    forms = [(array.dtype, array.shape[1:]) for array in matrix[:ARRAYS]]
-    return *forms, matrix.zero, matrix.block_size, matrix.num_inputs
+    layouts = [(array.dtype, array.shape[1:]) for array in matrix[:NUM_ARRAYS]]
+    return *layouts, matrix.zero, matrix.block_size, matrix.num_inputs
 
 
 def _end_to_end(matrices: Sequence[TiledMatrix]) -> list[TiledMatrix]:
-    arrays = [np.concatenate(parts) for parts in list(zip(*matrices, strict=True))[:ARRAYS]]
+    arrays = [np.concatenate(parts) for parts in list(zip(*matrices, strict=True))[:NUM_ARRAYS]]
     ends = np.cumsum([len(matrix.codes) for matrix in matrices])
     return [
-        TiledMatrix(*(array[start:end] for array in arrays), *matrix[ARRAYS:])
+        TiledMatrix(*(array[start:end] for array in arrays), *matrix[NUM_ARRAYS:])
         for matrix, start, end in zip(matrices, [0, *ends[:-1]], ends, strict=True)
     ]
 
 
 def joined(matrices: Sequence[TiledMatrix]) -> TiledMatrix | None:
-    """Matrices that `as_matrices` laid end to end as one matrix; None where they are not neighbours.
+    """Return neighbouring matrices of `as_matrices` as one matrix, or None if they are not neighbours.
 
-    Its outputs are those of the first, padded to whole tiles, then those of the second, and so on.
+    Its outputs are the outputs of the first matrix, padded to whole tiles, then the outputs of the second, and so on.
     """
     first = matrices[0]
     if any(matrix.codes.base is not first.codes.base for matrix in matrices):
@@ -166,30 +166,30 @@ def joined(matrices: Sequence[TiledMatrix]) -> TiledMatrix | None:
         return None
     array, start = whole(first)
     tiles = slice(start, start + sum(len(matrix.codes) for matrix in matrices))
-    arrays = (of_all[tiles] for of_all in array[:ARRAYS])
-    return TiledMatrix(*arrays, *array[ARRAYS:])._replace(num_outputs=(tiles.stop - tiles.start) * LANES)
+    arrays = (part[tiles] for part in array[:NUM_ARRAYS])
+    return TiledMatrix(*arrays, *array[NUM_ARRAYS:])._replace(num_outputs=(tiles.stop - tiles.start) * LANES)
 
 
 def whole(matrix: TiledMatrix) -> tuple[TiledMatrix, int]:
-    """All that `as_matrices` laid end to end with a matrix, as one, and which of its tiles is the matrix's first."""
-    arrays = [array.base for array in matrix[:ARRAYS]]
+    """Return all matrices that share a matrix's array as one matrix, and the index of the matrix's first tile in it."""
+    arrays = [array.base for array in matrix[:NUM_ARRAYS]]
     start = (matrix.codes.ctypes.data - arrays[0].ctypes.data) // arrays[0][0].nbytes
-    return TiledMatrix(*arrays, *matrix[ARRAYS:])._replace(num_outputs=len(arrays[0]) * LANES), start
+    return TiledMatrix(*arrays, *matrix[NUM_ARRAYS:])._replace(num_outputs=len(arrays[0]) * LANES), start
 
 
 def tile_rows(matrix: np.ndarray, block_size: int) -> np.ndarray:
-    """[O, I] -> [O/64, I/Q, Q, 64]: 64 rows become 64 lanes; what is missing to whole tiles and blocks is zero."""
+    """[O, I] -> [O/64, I/Q, Q, 64]: 64 rows become 64 lanes. Incomplete tiles and blocks are padded with zeros."""
     outputs, inputs = matrix.shape
-    missing = (-outputs % LANES, -inputs % block_size)
-    if any(missing):
-        matrix = np.pad(matrix, ((0, missing[0]), (0, missing[1])))
+    padding = (-outputs % LANES, -inputs % block_size)
+    if any(padding):
+        matrix = np.pad(matrix, ((0, padding[0]), (0, padding[1])))
     tiles, inputs = len(matrix) // LANES, matrix.shape[1]
     tiled = np.ascontiguousarray(matrix.reshape(tiles, LANES, inputs).transpose(0, 2, 1))
     return tiled.reshape(tiles, inputs // block_size, block_size, LANES)
 
 
 def dequantize(matrix: TiledMatrix) -> np.ndarray:
-    """Back from tiles to a plain float32 matrix [O, I], for those who want to look at it."""
+    """Return a tiled matrix as a plain float32 matrix [O, I]."""
     tiles, blocks = matrix.codes.shape[:2]
     values = np.empty((tiles, blocks, matrix.block_size, LANES), np.float32)
     _widen(matrix.codes, matrix.zero, values)
