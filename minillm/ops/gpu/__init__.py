@@ -1,29 +1,30 @@
 """The operations on an NVIDIA GPU, through CuPy: `backend="cupy"`.
 
-CuPy is NumPy's functions on arrays that live on the GPU, so most of this backend is `reference`, as it stands. What
-would not do is written as *kernels*, in CUDA C++, which CuPy compiles when they are first called:
+CuPy offers NumPy's functions on arrays in GPU memory, so most of this backend is `reference`, unchanged. Where that
+would not do, there are *kernels* in CUDA C++, which CuPy compiles at their first call:
 
     packing.py                    weights in words of 32 bits, as the kernels read them
-    products.py, products.cu      matrix products and embedding, of weights that stay quantized on the GPU
-    attention.py, attention.cu    keys and values into the paged cache, and attention over it, block by block
-    norms.py, norms.cu            norms; and the router's choice
+    products.py, products.cu      matrix products and embedding; weights stay quantized on the GPU
+    attention.py, attention.cu    writing to the paged cache, and attention over it, block by block
+    norms.py, norms.cu            norms; and the choice of experts
     device.py                     finding a GPU, compiling a kernel
 
-A kernel says what *one* of thousands of threads does. Threads come in *blocks* (not those of the cache), whose threads
-can wait for each other and share a little fast memory; 32 threads of a block run in step, and memory is read fastest
-where these 32 read 32 neighbouring numbers. So SIMD's rule holds here as well: what lies side by side must be what is
-computed at once (lesson 6).
+The source of a kernel describes *one* of thousands of threads. Threads form *thread blocks*, not to be confused with
+the cache's blocks. The threads of a thread block can wait for each other and share a little fast memory. Groups of 32
+threads run in step, and they read memory fastest if they read 32 neighbouring numbers. So the rule of SIMD holds here
+as well: numbers that are used at once are stored side by side (lesson 6).
 
-The same bits: every number that comes out is computed by one thread, or by one block, in an order that depends on its
-own row or sequence alone. A sum over a row is never handed to CuPy, nor a product to cuBLAS: they choose the order by
-the shape of the whole. The kernels' multiply-adds are written out (`fmaf`), and the compiler may make no others.
+For the same bits in every batch, each output is computed by one thread or one thread block, in an order that depends
+only on its own row or sequence. Sums over a row never use CuPy, and products never use cuBLAS, because those choose the
+order by the shape of the whole array. The kernels write out their multiply-adds (`fmaf`), and the compiler may make no
+others.
 
-What is simple here and costs speed: a step is some forty launches of kernels a layer, which take longer to start than
-to run where the model is small; prefill's products use neither shared memory nor tensor cores; and a sequence's keys
-are walked by one block a head, so that one long sequence alone leaves most of a GPU idle.
+This backend is simple, which costs speed. A step launches about forty kernels per layer, and with a small model a
+launch takes longer than the kernel. Prefill's products use neither shared memory nor tensor cores. One thread block per
+head walks through all keys of a sequence, so a single long sequence leaves most of a GPU idle.
 
 **This backend has not yet run on a GPU.** Its kernels compile for one, and the tests run the same source on the CPU,
-thread by thread, against the reference. `examples/gpu_check.py` is the check that is still to be made.
+thread by thread, against the reference. `examples/gpu_check.py` is the check that remains to be made.
 """
 
 from minillm.ops.gpu.attention import attention, write_kv

@@ -1,4 +1,4 @@
-"""The paged cache on the GPU: keys and values into it, and attention over it; the kernels are in attention.cu."""
+"""Writing to the paged cache on the GPU, and attention over it. The kernels are in attention.cu."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import numpy as np
 from minillm.ops.gpu import device
 from minillm.ops.reference import namespace
 
-Array = Any  # CuPy's
+Array = Any  # a CuPy array
 
-TILE = 128  # keys that a block of threads sees at once, and threads of a block
+TILE = 128  # threads per thread block, and keys that it processes at once
 NO_WINDOW = np.int32(2**31 - 1)  # more positions than any sequence has
 
 
-def write_kv(keys: Array, values: Array, key_blocks: Array, value_blocks: Array, layer: int, slots: Array) -> None:
-    """Store each token's key and value [T, G, K] at its slot in a layer of the cache; see `reference`."""
+def write_kv(
+    keys: Array, values: Array, key_blocks: Array, value_blocks: Array, layer_in_block: int, slots: Array
+) -> None:
+    """Write each token's key and value [T, G, K] to its slot in the KV cache; see `reference`."""
     xp = namespace(key_blocks)
     _, layers, kv_heads, block_size, head_dim = value_blocks.shape
     write = device.kernel("attention.cu", "write_kv", **_settings(key_blocks, head_dim))
@@ -28,7 +30,7 @@ def write_kv(keys: Array, values: Array, key_blocks: Array, value_blocks: Array,
             xp.ascontiguousarray(keys, dtype=key_blocks.dtype),
             xp.ascontiguousarray(values, dtype=key_blocks.dtype),
             xp.asarray(slots, dtype=xp.int64),
-            *map(np.int32, (layer, layers, kv_heads, block_size)),
+            *map(np.int32, (layer_in_block, layers, kv_heads, block_size)),
             key_blocks,
             value_blocks,
         ),
@@ -39,7 +41,7 @@ def attention(
     queries: Array,
     key_blocks: Array,
     value_blocks: Array,
-    layer: int,
+    layer_in_block: int,
     positions: Array,
     query_starts: Array,
     block_tables: Array,
@@ -47,7 +49,7 @@ def attention(
     window: int | None = None,
     soft_cap: float | None = None,
 ) -> Array:
-    """Causal attention of every token over its own sequence's keys [T, H, K] -> [T, H, K]; see `reference`."""
+    """Compute causal attention of every token over its own sequence, [T, H, K] -> [T, H, K]; see `reference`."""
     xp = namespace(queries)
     tokens, heads, head_dim = queries.shape
     _, layers, kv_heads, block_size, _ = value_blocks.shape
@@ -67,7 +69,7 @@ def attention(
             positions,
             query_starts,
             block_tables,
-            *map(np.int32, (layer, layers, kv_heads, block_size, sequences, table_width)),
+            *map(np.int32, (layer_in_block, layers, kv_heads, block_size, sequences, table_width)),
             np.float32(1 / math.sqrt(head_dim) if scale is None else scale),
             NO_WINDOW if window is None else np.int32(window),
             np.float32(soft_cap or 0),
@@ -78,5 +80,5 @@ def attention(
 
 
 def _settings(blocks: Array, head_dim: int) -> dict[str, int]:
-    """What the kernels must be compiled with for a cache of such numbers."""
-    return {"IS_HALF": int(blocks.dtype == np.float16), "HEAD_DIM": head_dim, "TILE": TILE}
+    """Return the constants that the kernels are compiled with for this cache."""
+    return {"IS_FLOAT16": int(blocks.dtype == np.float16), "HEAD_DIM": head_dim, "TILE": TILE}

@@ -1,22 +1,23 @@
-// Norms: one block of threads a row.
+// Norms: one thread block per row.
 //
-// Thread i takes numbers i, i + THREADS, i + 2 * THREADS, ... of the row, as neighbours should. Sums over the row are made
-// in two steps, each in a fixed order: every thread adds up its own numbers, then every thread adds up what all have got.
+// Thread i handles numbers i, i + THREADS, i + 2 * THREADS, ... of the row, so that neighbouring threads read
+// neighbouring numbers. Sums over the row are computed in two steps, each in a fixed order: every thread sums its own
+// numbers, then every thread sums the results of all.
 //
-// Constant: THREADS, as many as a block has.
+// Constant: THREADS, the threads per thread block.
 
-// The sum of what the block's threads bring, the same in each of them.
+// Return the sum of the numbers of all threads of the thread block, the same in each thread.
 __device__ float sum_of_all(float own) {
     __shared__ float sums[THREADS];
-    __syncthreads();  // until nobody reads the sums of the last time any more
+    __syncthreads();  // until no thread reads the previous sums any more
     sums[threadIdx.x] = own;
-    __syncthreads();  // until all have been written
+    __syncthreads();  // until all sums have been written
     float total = 0;
     for (int i = 0; i < THREADS; i++) total += sums[i];
     return total;
 }
 
-// x / sqrt(mean of x^2 + eps) * weight, for each row of [T, size]; block t takes row t.
+// Compute x / sqrt(mean of x^2 + eps) * weight for each row of [T, size]. Thread block t handles row t.
 extern "C" __global__ void rms_norm(
     const float* __restrict__ x, const float* __restrict__ weight, float eps, int size, float* __restrict__ normed)
 {
@@ -27,7 +28,7 @@ extern "C" __global__ void rms_norm(
     for (int i = threadIdx.x; i < size; i += THREADS) normed[row + i] = x[row + i] / root * weight[i];
 }
 
-// The same of x less its mean, plus a bias.
+// Compute the same for x minus its mean, and add a bias.
 extern "C" __global__ void layer_norm(
     const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias, float eps, int size,
     float* __restrict__ normed)

@@ -1,29 +1,30 @@
-// Matrix products and embedding, of packed weights (packing.py says how they lie).
+// Matrix products and embedding with packed weights (packing.py describes their layout).
 //
-// One thread, one output, and that for ROWS rows of x at once, so that a weight that has come from memory and been
-// unpacked serves them all. Every number is one chain of fused multiply-adds over the inputs in order, of weights as
-// float32 has them: the same chain for one row and for many, and the same for integer codes as for the float32 matrix
-// that they stand for.
+// Each thread computes one output for ROWS rows of x at once, so that a weight is read and unpacked once for all of
+// them. Every output is one chain of fused multiply-adds over the inputs, in order, with weights widened to float32.
+// The chain is the same for one row and for many, and the same for integer codes as for the float32 matrix that they
+// represent.
 //
 // Constants: BITS, ZERO, BLOCK (inputs that share a scale), HAS_MINIMUMS; ROWS for `multiply`.
 
-#define TOGETHER (32 / BITS)                        // weights in a word
-#define WORDS ((BLOCK + TOGETHER - 1) / TOGETHER)  // words in a block
+#define PER_WORD (32 / BITS)                        // weights per word
+#define WORDS ((BLOCK + PER_WORD - 1) / PER_WORD)  // words per block
 
-// The weight that lies at `place` in a word.
-__device__ float weight(unsigned word, int place, float scale, float minimum) {
+// Return the weight at `index` in a word.
+__device__ float weight(unsigned word, int index, float scale, float minimum) {
 #if BITS == 32
     return __uint_as_float(word);
 #elif BITS == 16
-    return __uint_as_float(place == 0 ? word << 16 : word & 0xFFFF0000u);
+    return __uint_as_float(index == 0 ? word << 16 : word & 0xFFFF0000u);
 #else
-    int code = (int)(word >> (BITS * place) & ((1u << BITS) - 1)) - ZERO;
+    int code = (int)(word >> (BITS * index) & ((1u << BITS) - 1)) - ZERO;
     return HAS_MINIMUMS ? code * scale + minimum : code * scale;
 #endif
 }
 
-// product[row, o] = sum over k of x[row, k] * weight[o, k]. Block (i, j) takes outputs from i * blockDim.x on, of rows
-// from j * ROWS on. All threads read the same numbers of x at a time, which costs as little as if one of them did.
+// Compute product[row, o] = sum over k of x[row, k] * weight[o, k]. Thread block (i, j) handles outputs from i *
+// blockDim.x on, for rows from j * ROWS on. All threads read the same numbers of x at once, which is as fast as one
+// thread reading.
 extern "C" __global__ void multiply(
     const float* __restrict__ x,           // [rows, blocks * BLOCK]
     const unsigned* __restrict__ words,    // [blocks, WORDS, outputs]
@@ -39,7 +40,7 @@ extern "C" __global__ void multiply(
     const float* row[ROWS];
     float sums[ROWS];
     for (int r = 0; r < ROWS; r++) {
-        row[r] = x + (size_t)min(first + r, rows - 1) * blocks * BLOCK;  // past the last row: it again, for nothing
+        row[r] = x + (size_t)min(first + r, rows - 1) * blocks * BLOCK;  // past the last row: repeat it, without effect
         sums[r] = 0;
     }
     for (int block = 0; block < blocks; block++) {
@@ -49,9 +50,9 @@ extern "C" __global__ void multiply(
         for (int w = 0; w < WORDS; w++) {
             const unsigned word = words[((size_t)block * WORDS + w) * outputs + o];
 #pragma unroll
-            for (int place = 0; place < TOGETHER && w * TOGETHER + place < BLOCK; place++) {
-                const int k = block * BLOCK + w * TOGETHER + place;
-                const float own = weight(word, place, scale, minimum);
+            for (int index = 0; index < PER_WORD && w * PER_WORD + index < BLOCK; index++) {
+                const int k = block * BLOCK + w * PER_WORD + index;
+                const float own = weight(word, index, scale, minimum);
 #pragma unroll
                 for (int r = 0; r < ROWS; r++) sums[r] = fmaf(row[r][k], own, sums[r]);
             }
@@ -60,11 +61,11 @@ extern "C" __global__ void multiply(
     for (int r = 0; r < ROWS && first + r < rows; r++) product[(size_t)(first + r) * outputs + o] = sums[r];
 }
 
-// rows[t, k] = weight[token_ids[t], k]: the weights of one output, a thread each. Block (t, i) takes token t's from
+// Compute rows[t, k] = weight[token_ids[t], k], one weight per thread. Thread block (t, i) handles token t, from input
 // i * blockDim.x on.
 extern "C" __global__ void embed(
     const int* __restrict__ token_ids,     // [T]
-    const unsigned* __restrict__ words,    // as for `multiply`, as are the next two
+    const unsigned* __restrict__ words,    // this and the next two as in `multiply`
     const float* __restrict__ scales,
     const float* __restrict__ minimums,
     int inputs, int outputs,
@@ -75,6 +76,6 @@ extern "C" __global__ void embed(
     const int block = k / BLOCK, within = k % BLOCK, o = token_ids[blockIdx.x];
     const float scale = BITS < 16 ? scales[(size_t)block * outputs + o] : 1;
     const float minimum = HAS_MINIMUMS ? minimums[(size_t)block * outputs + o] : 0;
-    const unsigned word = words[((size_t)block * WORDS + within / TOGETHER) * outputs + o];
-    rows[(size_t)blockIdx.x * inputs + k] = weight(word, within % TOGETHER, scale, minimum);
+    const unsigned word = words[((size_t)block * WORDS + within / PER_WORD) * outputs + o];
+    rows[(size_t)blockIdx.x * inputs + k] = weight(word, within % PER_WORD, scale, minimum);
 }

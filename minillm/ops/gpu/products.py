@@ -1,4 +1,4 @@
-"""Matrix products and embedding on the GPU; the kernels are in products.cu."""
+"""Matrix products and embedding on the GPU. The kernels are in products.cu."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from minillm.ops.gpu import device
 from minillm.ops.gpu.packing import PackedMatrix
 from minillm.ops.reference import namespace
 
-Array = Any  # CuPy's
+Array = Any  # a CuPy array
 
-THREADS = 64  # of a block: few, so that a matrix of a few hundred outputs keeps as many processors busy as it can
-MANY_ROWS = 8  # rows that a thread takes at once where there is more than one
+THREADS = 64  # per thread block; few, so that a matrix of a few hundred outputs occupies many processors
+ROWS_PER_THREAD = 8  # rows that a thread processes at once, if there is more than one
 
 
 def linear(x: Array, matrix: PackedMatrix, bias: Array | None = None) -> Array:
-    """`x @ matrix.T + bias`: [T, I] by [O, I] -> [T, O]; a row's bits do not depend on the rows beside it.
+    """Compute `x @ matrix.T + bias`: [T, I] by [O, I] -> [T, O]. A row's bits do not depend on the other rows.
 
     Raises
     ------
     ValueError
-        `x` has not as many columns as the matrix has inputs.
+        The number of columns of `x` differs from the number of inputs of the matrix.
     """
     xp, (rows, inputs), outputs = namespace(x), x.shape, matrix.num_outputs
     if inputs != matrix.num_inputs:
-        raise ValueError(f"rows of {inputs} numbers do not fit a matrix of {matrix.num_inputs} inputs")
+        raise ValueError(f"x has {inputs} columns, but the matrix has {matrix.num_inputs} inputs")
     blocks = matrix.words.shape[0]
     whole = xp.ascontiguousarray(x, dtype=xp.float32)
     if inputs != blocks * matrix.block_size:
         whole = xp.zeros((rows, blocks * matrix.block_size), dtype=xp.float32)
         whole[:, :inputs] = x
     product = xp.empty((rows, outputs), dtype=xp.float32)
-    together = 1 if rows == 1 else MANY_ROWS
-    multiply = device.kernel("products.cu", "multiply", ROWS=together, **matrix.settings)
+    rows_per_thread = 1 if rows == 1 else ROWS_PER_THREAD
+    multiply = device.kernel("products.cu", "multiply", ROWS=rows_per_thread, **matrix.settings)
     multiply(
-        (-(-outputs // THREADS), -(-rows // together)),
+        (-(-outputs // THREADS), -(-rows // rows_per_thread)),
         (THREADS,),
         (
             whole,
@@ -51,7 +51,7 @@ def linear(x: Array, matrix: PackedMatrix, bias: Array | None = None) -> Array:
 
 
 def embed(token_ids: Array, matrix: PackedMatrix) -> Array:
-    """Row `token_ids[t]` of the embedding matrix [V, D] for every token: [T, D]."""
+    """Return row `token_ids[t]` of the embedding matrix [V, D] for every token: [T, D]."""
     xp, inputs = namespace(matrix.words), matrix.num_inputs
     token_ids = xp.asarray(token_ids, dtype=xp.int32)
     rows = xp.empty((len(token_ids), inputs), dtype=xp.float32)

@@ -201,9 +201,7 @@ def _compiled_multiply(x, stack, layer, bias):
             return multiply(x, _part(first, start, tiles, outputs), bias)
         return multiply(x, _part(second, start, tiles, outputs), bias)
 
-    return (
-        one_format if stack[0] == stack[1] else two_formats
-    )  # of their types; each call costs compile time
+    return one_format if stack[0] == stack[1] else two_formats  # of their types; each call costs compile time
 
 
 @compiled
