@@ -18,7 +18,8 @@ import numpy as np
 matplotlib.use("agg")  # draws into files and opens no window
 
 DESCRIPTION = re.compile(r"<dc:description>(.*?)</dc:description>", re.DOTALL)
-STYLE = {"svg.fonttype": "none", "svg.hashsalt": "minillm"}  # keep text as text; generate the same ids every time
+# Text stays text, and ids are the same every time.
+STYLE: dict[Any, str] = {"svg.fonttype": "none", "svg.hashsalt": "minillm"}
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ def _code(cell: Cell, output: Output) -> list[str]:
 
 
 def _image(figure: Figure) -> str:
-    alternative = figure.title.translate(str.maketrans({"[": r"\[", "]": r"\]"}))
+    alternative = figure.title.replace("[", r"\[").replace("]", r"\]")
     return f"![{alternative}](figures/{figure.name}.svg)"
 
 
