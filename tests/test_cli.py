@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.builders import random_llama, uncompiled, write_gguf
+from support.builders import random_llama, without_compiler_notice, write_gguf
 
 from minillm import LLM, SamplingParams, cli
 
@@ -66,7 +66,7 @@ def test_generate_prints_the_answer_and_what_it_took(script, llm, model_file):
         shown = ("hello" if form == "--raw" else "") + answer(llm, prompt)
         process = subprocess.run([*command, form], capture_output=True, encoding="utf-8", check=True)
         assert re.fullmatch(re.escape(shown) + r"\n+" + SUMMARY, process.stdout), process.stdout
-        assert uncompiled(process.stderr) == ""
+        assert without_compiler_notice(process.stderr) == ""
         assert "\x1b" not in process.stdout  # plain text where no terminal is
 
 
@@ -154,7 +154,7 @@ def test_a_reader_who_has_had_enough(model_file):
     )
     process = subprocess.run(["bash", "-c", command], capture_output=True, encoding="utf-8", check=True)
     assert process.stdout == "h"
-    assert uncompiled(process.stderr) == ""
+    assert without_compiler_notice(process.stderr) == ""
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "> /dev/full"])
@@ -166,7 +166,7 @@ def test_streams_that_are_closed_or_full_are_no_traceback(model_file, command, c
     process = subprocess.run(["bash", "-c", line], capture_output=True, encoding="utf-8")
     assert "Traceback" not in process.stderr
     assert "Exception" not in process.stderr
-    assert (process.returncode, uncompiled(process.stderr) != "") == ((2, True) if "full" in closed else (0, False))
+    assert (process.returncode, without_compiler_notice(process.stderr) != "") == ((2, True) if "full" in closed else (0, False))
 
 
 def test_ctrl_c_stops_an_answer_not_the_conversation(monkeypatch, model_file, capsys):

@@ -69,7 +69,7 @@ class GGUFArchitecture:
     specific_keys : metadata that this architecture uses besides `COMMON_KEYS`
     aliases : the architecture's names of metadata that others name differently
     rope_factors : the name of the optional tensor with one factor per rotary frequency
-    ignored : names of tensors that may be left unused; `{}` stands for the layer
+    ignored : names of tensors that may be left unused; `{}` is the number of the layer
     interleaved_qk : True if the rows of Q and K are interleaved, see `deinterleave_heads`
     """
 

@@ -1,6 +1,6 @@
 """The architectures in Hugging Face folders: one table entry per architecture, with its fields and tensor names.
 
-The `defaults` of missing fields are those of the architecture's configuration class in transformers.
+`defaults` holds the default values of the architecture's configuration class in transformers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class HFArchitecture:
     required_values : the only value that minillm implements for a field; config.json may omit the field
     names : minillm's module name -> the folder's. Modules with the same name in the folder are concatenated there
     layer_prefix : the part of a tensor's name before the layer number
-    ignored : names of tensors that may be left unused; `{}` stands for the layer
+    ignored : names of tensors that may be left unused; `{}` is the number of the layer
     aliases : the architecture's names of fields that others name differently
     transposed_modules : modules whose matrices the folder stores as (inputs, outputs)
     norm_offset : a number that must be added to the weights of the norms

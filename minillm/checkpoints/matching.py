@@ -20,7 +20,7 @@ def name_in_file(name: str, module_names: Mapping[str, str], layer_prefix: str) 
     Parameters
     ----------
     name : minillm's name, such as `layers.3.attention.q.weight`
-    module_names : minillm's module name -> the file's; `{}` stands for the number of an expert
+    module_names : minillm's module name -> the file's; `{}` is the number of an expert
     layer_prefix : the part of the file's names before the layer number
     """
     module, _, kind = name.rpartition(".")
@@ -60,8 +60,8 @@ def check_config(config: ModelConfig, source: str) -> None:
         )
     if not config.experts_per_token <= config.num_experts <= MAX_EXPERTS:
         raise CheckpointError(
-            f"{source}: {config.experts_per_token:,} experts per token of {config.num_experts:,}; expected no more than "
-            f"all experts, and at most {MAX_EXPERTS:,} experts"
+            f"{source}: a token uses {config.experts_per_token:,} of {config.num_experts:,} experts; at most all experts "
+            f"can be used, and at most {MAX_EXPERTS:,} experts are supported"
         )
 
 

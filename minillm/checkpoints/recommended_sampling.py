@@ -10,7 +10,7 @@ from minillm.checkpoints.fields import Fields, parse_json
 from minillm.checkpoints.safetensors import read_file
 
 FILE = "generation_config.json"
-# Names are those of `SamplingParams`, which also checks the ranges. This module only checks that values are numbers.
+# The names come from `SamplingParams`, which also checks the ranges. This module only checks that values are numbers.
 RANDOM_SAMPLING = ("temperature", "top_p", "min_p")
 GGUF_NAMES = {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
 

@@ -43,7 +43,7 @@ from minillm.quantization.storage import StorageType
 
 
 def quantized_scales(super_scales: np.ndarray, sub_scales: np.ndarray) -> QuantizedScales:
-    """Combine scales of super-blocks (float16 [O, B]) with those of blocks (integers [O, B, S], from -128 to 127)."""
+    """Combine the scales of super-blocks (float16 [O, B]) with integer factors per block ([O, B, S], -128 to 127)."""
     return QuantizedScales(sub_scales.reshape(len(sub_scales), -1).view(np.int8), super_scales.astype(np.float32))
 
 

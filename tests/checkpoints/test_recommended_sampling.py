@@ -1,4 +1,4 @@
-"""How a model's makers recommend to sample: read where files say so, and used where a request says nothing."""
+"""Recommended sampling settings: read from a model's files, and used by requests without SamplingParams."""
 
 import json
 
@@ -12,7 +12,7 @@ from minillm import LLM, CheckpointError, SamplingParams
 from minillm.checkpoints import open_checkpoint
 from minillm.checkpoints.recommended_sampling import sampling_from_folder, sampling_from_gguf
 
-sampling = st.fixed_dictionaries(
+SAMPLING = st.fixed_dictionaries(
     {},
     optional={
         "temperature": st.sampled_from([0.0, 0.5, 1, 2.5]),
@@ -33,29 +33,29 @@ def write(folder, **values):
     (folder / "generation_config.json").write_text(json.dumps(values))
 
 
-@given(given=sampling, draws=st.sampled_from([True, False, None]))
-def test_what_transformers_writes_is_what_is_read(tmp_path, given, draws):
-    usual = {name: value for name, value in given.items() if draws or name == "repetition_penalty"}
-    chosen = usual | ({} if draws is None else {"do_sample": draws})
-    chosen |= {"temperature": 1.0} if chosen.get("temperature") == 0 else {}  # which transformers does not write
+@given(given=SAMPLING, do_sample=st.sampled_from([True, False, None]))
+def test_settings_are_read_as_transformers_writes_them(tmp_path, given, do_sample):
+    expected = {name: value for name, value in given.items() if do_sample or name == "repetition_penalty"}
+    chosen = expected | ({} if do_sample is None else {"do_sample": do_sample})
+    chosen |= {"temperature": 1.0} if chosen.get("temperature") == 0 else {}  # transformers refuses to write 0
     transformers.GenerationConfig(**chosen, eos_token_id=[1, 2], max_new_tokens=7).save_pretrained(tmp_path)
     read = sampling_from_folder(tmp_path)
     assert {name: read[name] for name in chosen if name != "do_sample"} == {
         name: value for name, value in chosen.items() if name != "do_sample"
     }
     SamplingParams(**read)
-    write(tmp_path, **given, do_sample=draws)
-    assert sampling_from_folder(tmp_path) == usual
+    write(tmp_path, **given, do_sample=do_sample)
+    assert sampling_from_folder(tmp_path) == expected
 
 
-@given(given=sampling)
-def test_gguf_keys(given):
+@given(given=SAMPLING)
+def test_gguf_keys_are_read(given):
     names = {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
     metadata = {f"general.sampling.{names.get(name, name)}": value for name, value in given.items()}
     assert sampling_from_gguf(metadata | {"general.name": "x"}, "file") == given
 
 
-def test_a_request_that_says_nothing_is_answered_as_recommended(folder, tmp_path):
+def test_a_request_without_params_uses_the_recommended_settings(folder, tmp_path):
     write(folder, do_sample=True, temperature=0.5, top_k=3, top_p=0.9)
     llm = LLM(folder, backend="numpy")
     assert llm.default_params == SamplingParams(temperature=0.5, top_k=3, top_p=0.9)
@@ -73,7 +73,7 @@ def test_a_request_that_says_nothing_is_answered_as_recommended(folder, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("values", "complaint"),
+    ("values", "message"),
     [
         ({"do_sample": True, "temperature": "hot"}, r"generation_config\.json: field 'temperature' is 'hot'"),
         ({"do_sample": 1}, "'do_sample' is 1"),
@@ -82,7 +82,7 @@ def test_a_request_that_says_nothing_is_answered_as_recommended(folder, tmp_path
         ({"do_sample": True, "top_p": 7.0}, r"its recommended sampling parameters are invalid: top_p is 7\.0"),
     ],
 )
-def test_recommendations_that_cannot_be(folder, values, complaint):
+def test_invalid_settings_are_refused(folder, values, message):
     write(folder, **values)
-    with pytest.raises(CheckpointError, match=complaint):
+    with pytest.raises(CheckpointError, match=message):
         LLM(folder, backend="numpy")

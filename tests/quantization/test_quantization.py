@@ -1,4 +1,4 @@
-"""Rounding weights to few bits: how far off a weight may be, and what is exact."""
+"""Quantization of weights: its error, its exact cases, and invalid weights and scales."""
 
 import math
 import warnings
@@ -8,30 +8,30 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.builders import ONLY_READ, random_llama, write_gguf, write_hf_folder
+from support.builders import READ_ONLY_TYPES, random_llama, write_gguf, write_hf_folder
 
 from minillm import LLM, CheckpointError, SamplingParams
 from minillm.checkpoints import open_checkpoint
 from minillm.ops import backend, jit
 from minillm.quantization import CHUNK, QuantizedMatrix, quantize
 
-seeds = st.integers(0, 2**32 - 1)
+SEEDS = st.integers(0, 2**32 - 1)
 
 
-def randoms(seed, *shape):
+def random_matrix(seed, *shape):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def blocks_of(matrix, block_size):
-    """The columns of every block, the last of which may be few."""
+    """Return the columns of each block. The last block may be partial."""
     return [matrix[:, start : start + block_size] for start in range(0, matrix.shape[1], block_size)]
 
 
-@given(seed=seeds, outputs=st.integers(0, 9), inputs=st.integers(0, 100), block_size=st.sampled_from([1, 8, 16, 32]))
+@given(seed=SEEDS, outputs=st.integers(0, 9), inputs=st.integers(0, 100), block_size=st.sampled_from([1, 8, 16, 32]))
 @pytest.mark.parametrize("bits", [4, 8])
-def test_no_weight_is_off_by_more_than_half_a_step(bits, seed, outputs, inputs, block_size):
-    matrix = randoms(seed, outputs, inputs)
-    matrix.flags.writeable = False  # as a file's own pages are
+def test_the_error_of_a_weight_is_at_most_half_the_scale(bits, seed, outputs, inputs, block_size):
+    matrix = random_matrix(seed, outputs, inputs)
+    matrix.flags.writeable = False  # like the pages of a mapped file
     quantized = quantize(matrix, bits, block_size)
     assert (quantized.shape, quantized.bits) == (matrix.shape, bits)
     lowest, highest = (0, 15) if bits == 4 else (-127, 127)
@@ -40,11 +40,10 @@ def test_no_weight_is_off_by_more_than_half_a_step(bits, seed, outputs, inputs, 
     assert (np.abs(quantized.dequantize() - matrix) <= scales * 0.5001 + 1e-7).all()
 
 
-@given(seed=seeds, outputs=st.integers(1, 9), inputs=st.integers(1, 100), offset=st.sampled_from([-9, 0, 9]))
+@given(seed=SEEDS, outputs=st.integers(1, 9), inputs=st.integers(1, 100), offset=st.sampled_from([-9, 0, 9]))
 @pytest.mark.parametrize("bits", [4, 8])
-def test_a_scale_is_that_of_the_weights_there_are(bits, seed, outputs, inputs, offset):
-    """Whether or not the last block is full: what fills it up in memory counts for nothing."""
-    matrix = randoms(seed, outputs, inputs) + np.float32(offset)
+def test_padding_does_not_affect_the_scale(bits, seed, outputs, inputs, offset):
+    matrix = random_matrix(seed, outputs, inputs) + np.float32(offset)
     quantized = quantize(matrix, bits)
     for index, block in enumerate(blocks_of(matrix, 32)):
         smallest, largest = block.min(axis=1), block.max(axis=1)
@@ -55,64 +54,64 @@ def test_a_scale_is_that_of_the_weights_there_are(bits, seed, outputs, inputs, o
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_rows_are_rounded_by_themselves(bits):
-    """However many rows are rounded at a time: here several times as many as fit one turn, and the last turn short."""
+def test_rows_are_quantized_independently(bits):
+    """The matrix takes several chunks, of which the last is partial."""
     rows = 2 * CHUNK // 1000 + 7
-    matrix = randoms(0, rows, 1000)
-    together = quantize(matrix, bits)
+    matrix = random_matrix(0, rows, 1000)
+    quantized = quantize(matrix, bits)
     for row in (0, rows // 2, rows - 1):
-        alone = quantize(matrix[row : row + 1], bits)
-        np.testing.assert_array_equal(together.codes[row], alone.codes[0])
-        np.testing.assert_array_equal(together.dequantize()[row], alone.dequantize()[0])
+        single = quantize(matrix[row : row + 1], bits)
+        np.testing.assert_array_equal(quantized.codes[row], single.codes[0])
+        np.testing.assert_array_equal(quantized.dequantize()[row], single.dequantize()[0])
 
 
-@given(seed=seeds, rows=st.sampled_from([1, 2, 5]), outputs=st.integers(1, 70), inputs=st.integers(1, 100))
+@given(seed=SEEDS, rows=st.sampled_from([1, 2, 5]), outputs=st.integers(1, 70), inputs=st.integers(1, 100))
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("backend_name", ["numba", "numpy"])
-def test_blocks_that_are_not_full_multiply_as_the_weights_they_stand_for(
+def test_partial_blocks_multiply_as_their_dequantized_weights(
     backend_name, bits, seed, rows, outputs, inputs
 ):
     ops = backend(backend_name)
-    quantized = quantize(randoms(seed, outputs, inputs), bits)
-    matrix, x = ops.as_matrix(quantized), randoms(seed + 1, rows, inputs)
+    quantized = quantize(random_matrix(seed, outputs, inputs), bits)
+    matrix, x = ops.as_matrix(quantized), random_matrix(seed + 1, rows, inputs)
     expected = x.astype(np.float64) @ quantized.dequantize().astype(np.float64).T
     assert np.abs(ops.linear(x, matrix) - expected).max() <= 1e-5 * np.sqrt(inputs) * (1 + np.abs(expected).max())
     ids = np.array([0, outputs - 1])
     np.testing.assert_allclose(ops.embed(ids, matrix), quantized.dequantize()[ids], rtol=3e-7, atol=1e-6)
 
 
-@given(seed=seeds, outputs=st.integers(1, 70), inputs=st.integers(1, 100), rows=st.sampled_from([1, 3, 4]))
+@given(seed=SEEDS, outputs=st.integers(1, 70), inputs=st.integers(1, 100), rows=st.sampled_from([1, 3, 4]))
 @pytest.mark.parametrize("bits", [4, 8])
-def test_what_fills_a_block_up_never_shows(bits, seed, outputs, inputs, rows):
-    """The same bits with any other codes there."""
-    quantized = quantize(randoms(seed, outputs, inputs), bits)
+def test_padding_does_not_affect_products(bits, seed, outputs, inputs, rows):
+    """Products have the same bits with any codes in the padding."""
+    quantized = quantize(random_matrix(seed, outputs, inputs), bits)
     codes = quantized.codes.copy()
     codes.reshape(outputs, -1)[:, inputs:] = np.random.default_rng(seed).integers(0, 16)
     other = replace(quantized, codes=codes)
-    x = randoms(seed + 1, rows, inputs)
+    x = random_matrix(seed + 1, rows, inputs)
     np.testing.assert_array_equal(jit.linear(x, jit.as_matrix(other)), jit.linear(x, jit.as_matrix(quantized)))
     np.testing.assert_array_equal(jit.dequantize(jit.as_matrix(other)), jit.dequantize(jit.as_matrix(quantized)))
 
 
-@given(seed=seeds, zero_rows=st.sets(st.integers(0, 8)), scale=st.sampled_from([1e-38, 1e-20, 1.0, 1e30]))
+@given(seed=SEEDS, zero_rows=st.sets(st.integers(0, 8)), scale=st.sampled_from([1e-38, 1e-20, 1.0, 1e30]))
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("backend_name", ["numba", "numpy"])
-def test_rows_of_zeros_give_zeros_and_leave_the_others_alone(backend_name, bits, seed, zero_rows, scale):
+def test_rows_of_zeros_give_zeros_and_do_not_affect_other_rows(backend_name, bits, seed, zero_rows, scale):
     ops = backend(backend_name)
-    matrix = randoms(seed, 9, 40) * np.float32(scale)
+    matrix = random_matrix(seed, 9, 40) * np.float32(scale)
     matrix[list(zero_rows)] = 0
     quantized = quantize(matrix, bits)
     assert not quantized.dequantize()[list(zero_rows)].any()
-    found = ops.linear(randoms(seed, 3, 40), ops.as_matrix(quantized))
-    assert np.isfinite(found).all()
-    assert not found[:, list(zero_rows)].any()
+    products = ops.linear(random_matrix(seed, 3, 40), ops.as_matrix(quantized))
+    assert np.isfinite(products).all()
+    assert not products[:, list(zero_rows)].any()
     others = sorted(set(range(9)) - zero_rows)
     np.testing.assert_array_equal(quantized.dequantize()[others], quantize(matrix[others], bits).dequantize())
 
 
-@given(seed=seeds, scale=st.sampled_from([0.0, 1e-30, 1.0, 1e30]))
-def test_what_is_on_the_grid_stays_as_it_is(seed, scale):
-    """Weights that are whole multiples of a scale, the largest among them, come back to the bit."""
+@given(seed=SEEDS, scale=st.sampled_from([0.0, 1e-30, 1.0, 1e30]))
+def test_multiples_of_the_scale_are_restored(seed, scale):
+    """Equal weights are restored exactly from 4 bits."""
     codes = np.random.default_rng(seed).integers(-127, 128, (3, 2, 32)).astype(np.int8)
     codes[:, :, 0] = 127
     exact = QuantizedMatrix(codes, np.full((3, 2), scale, np.float32)).dequantize()
@@ -122,7 +121,7 @@ def test_what_is_on_the_grid_stays_as_it_is(seed, scale):
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_numbers_almost_too_small_to_hold_keep_their_sign(bits):
+def test_denormal_weights_keep_their_sign(bits):
     matrix = np.full((1, 32), 190 * 2.0**-149, np.float32)
     matrix[0, 0] = 0
     restored = quantize(matrix, bits).dequantize()
@@ -141,7 +140,7 @@ def test_numbers_almost_too_small_to_hold_keep_their_sign(bits):
         ),
     ],
 )
-def test_what_cannot_be_quantized(matrix, bits, message):
+def test_invalid_arguments_are_refused(matrix, bits, message):
     with pytest.raises(ValueError, match=message):
         quantize(matrix.astype(np.float32), bits)
     with pytest.raises(ValueError, match="block_size is 0"):
@@ -151,16 +150,16 @@ def test_what_cannot_be_quantized(matrix, bits, message):
 @given(row=st.integers(0, 2 * CHUNK // 50), column=st.integers(0, 49), bad=st.sampled_from([np.nan, np.inf, -np.inf]))
 @pytest.mark.parametrize("bits", [4, 8])
 @settings(max_examples=20)
-def test_a_weight_that_is_no_number_is_found_wherever_it_is(bits, row, column, bad):
+def test_a_weight_that_is_not_finite_is_located(bits, row, column, bad):
     matrix = np.ones((2 * CHUNK // 50 + 1, 50), np.float32)
     matrix[row, column] = bad
     with pytest.raises(ValueError, match=f"row {row}, block {column // 32} holds NaN or infinity"):
         quantize(matrix, bits)
 
 
-@given(seed=seeds, bad=st.sampled_from([np.nan, np.inf, -np.inf]), in_minimums=st.booleans())
-def test_a_scale_that_is_no_number_is_refused(seed, bad, in_minimums):
-    """Zero, on the other hand, is a scale like any other."""
+@given(seed=SEEDS, bad=st.sampled_from([np.nan, np.inf, -np.inf]), in_minimums=st.booleans())
+def test_a_scale_that_is_not_finite_is_refused(seed, bad, in_minimums):
+    """A scale of zero is valid."""
     codes = np.ones((3, 2, 32), np.int8)
     scales, minimums = np.zeros((2, 3, 2), np.float32)
     matrix = QuantizedMatrix(codes, scales, minimums, 4)
@@ -174,13 +173,13 @@ def test_a_scale_that_is_no_number_is_refused(seed, bad, in_minimums):
 
 
 @pytest.mark.parametrize("num_inputs", [-1, 0, 32, 65, 96])
-def test_inputs_end_in_the_last_block(num_inputs):
+def test_the_last_input_must_be_in_the_last_block(num_inputs):
     with pytest.raises(ValueError, match=f"{num_inputs} inputs do not fill 2 blocks of 32"):
         QuantizedMatrix(np.ones((3, 2, 32), np.int8), np.ones((3, 2), np.float32), num_inputs=num_inputs)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_file_with_a_scale_that_is_no_number_is_refused(tmp_path, bad):
+def test_a_file_with_a_scale_that_is_not_finite_is_refused(tmp_path, bad):
     def break_a_scale(writer):
         tensor = writer.tensors[0]["blk.1.ffn_up.weight"].tensor
         tensor.reshape(-1).view(np.uint8)[:2] = np.array([bad], np.float16).view(np.uint8)
@@ -191,15 +190,13 @@ def test_a_file_with_a_scale_that_is_no_number_is_refused(tmp_path, bad):
         LLM(path)
 
 
-@pytest.mark.parametrize("storage", ONLY_READ)
+@pytest.mark.parametrize("storage", READ_ONLY_TYPES)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_damaged_scale_of_a_super_block_is_refused_without_another_word(tmp_path, storage, bad):
-    """Whatever it is multiplied with: no warning of NumPy's comes first."""
-
+def test_a_damaged_scale_of_a_super_block_is_refused_without_a_warning(tmp_path, storage, bad):
     def break_a_scale(writer):
         tensor = writer.tensors[0]["blk.0.ffn_up.weight"].tensor
-        place = ONLY_READ[storage][-1]
-        tensor.reshape(-1)[place : place + 2] = np.array([bad], np.float16).view(np.uint8)
+        offset = READ_ONLY_TYPES[storage][-1]
+        tensor.reshape(-1)[offset : offset + 2] = np.array([bad], np.float16).view(np.uint8)
 
     model = random_llama(hidden_size=256, intermediate_size=256)
     tensor = open_checkpoint(write_gguf(tmp_path / "broken.gguf", model, storage, edit=break_a_scale)).tensors[
@@ -208,13 +205,13 @@ def test_a_damaged_scale_of_a_super_block_is_refused_without_another_word(tmp_pa
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         matrix = tensor.read()
-        kind = "minimum" if len(ONLY_READ[storage]) == 2 else "scale"
+        kind = "minimum" if len(READ_ONLY_TYPES[storage]) == 2 else "scale"
         with pytest.raises(ValueError, match=rf"the {kind} of row 0, block 0 is -?(nan|inf), expected a finite number"):
             matrix.check_scales()
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
-def test_a_folder_with_a_weight_that_is_no_number_cannot_be_rounded(tmp_path, weights):
+def test_a_folder_with_a_weight_that_is_not_finite_cannot_be_quantized(tmp_path, weights):
     path, model = write_hf_folder(tmp_path)
     model.model.layers[0].mlp.down_proj.weight.data[5, 7] = math.nan
     model.save_pretrained(path)
@@ -224,17 +221,17 @@ def test_a_folder_with_a_weight_that_is_no_number_cannot_be_rounded(tmp_path, we
 
 @pytest.mark.parametrize("backend", ["numba", "numpy"])
 @pytest.mark.parametrize(
-    "sizes", [{}, {"hidden_size": 60, "intermediate_size": 90, "head_dim": 10}], ids=["whole blocks", "odd sizes"]
+    "sizes", [{}, {"hidden_size": 60, "intermediate_size": 90, "head_dim": 10}], ids=["full blocks", "partial blocks"]
 )
-def test_a_float_checkpoint_loaded_in_fewer_bits(tmp_path, backend, sizes):
+def test_a_float_checkpoint_can_be_quantized_while_it_loads(tmp_path, backend, sizes):
     path, _ = write_hf_folder(tmp_path, **sizes)
     plain = LLM(path, backend=backend)
-    for weights, bytes_a_weight, tolerance in (("int8", 1.2, 0.05), ("int4", 0.8, 0.5)):
-        rounded = LLM(path, backend=backend, weights=weights)
-        expected, found = plain.logits([1, 2, 3]), rounded.logits([1, 2, 3])
+    for weights, bytes_per_weight, tolerance in (("int8", 1.2, 0.05), ("int4", 0.8, 0.5)):
+        quantized = LLM(path, backend=backend, weights=weights)
+        expected, found = plain.logits([1, 2, 3]), quantized.logits([1, 2, 3])
         assert 0 < np.abs(found - expected).max() < tolerance * np.abs(expected).max()
         if backend == "numba":
-            assert rounded.transformer.weight_bytes < plain.transformer.weight_bytes / 4 * bytes_a_weight
-        assert len(rounded.generate([[1, 2]], SamplingParams(max_tokens=3, ignore_eos=True))[0].token_ids) == 3
+            assert quantized.transformer.weight_bytes < plain.transformer.weight_bytes / 4 * bytes_per_weight
+        assert len(quantized.generate([[1, 2]], SamplingParams(max_tokens=3, ignore_eos=True))[0].token_ids) == 3
     with pytest.raises(ValueError, match="weights is 'int3'; it can be None, 'int8', 'int4'"):
         LLM(path, weights="int3")

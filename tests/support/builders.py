@@ -1,4 +1,4 @@
-"""Tiny random checkpoints, written by transformers (folders) and by the gguf package (files)."""
+"""Write tiny random checkpoints: Hugging Face folders with transformers, GGUF files with the gguf package."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ TINY = {
     "eos_token_id": 2,
 }
 
-# What transformers calls an architecture -> what llama.cpp does.
+# The name of an architecture in transformers -> its name in llama.cpp, if they differ.
 GGUF_ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe"}
-# Hugging Face's part of a name -> llama.cpp's.
+# The name of a module in transformers -> its name in llama.cpp.
 GGUF_NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -72,20 +72,20 @@ GPT2_NAMES = {
 }
 
 
-# Types that the gguf package reads but does not write -> where in a block's bytes its float16 numbers stand.
-ONLY_READ = {
+# Types that the gguf package can read but not write -> the offsets of the float16 scales in a block, in bytes.
+READ_ONLY_TYPES = {
     **{"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)},
     **{"IQ4_NL": (0,), "IQ4_XS": (0,)},
 }
 
 
 def random_model(config: transformers.PreTrainedConfig, seed: int = 0) -> transformers.PreTrainedModel:
-    """The causal language model of a configuration, in float32, whose every parameter is random, biases and norms too.
+    """Return a float32 causal language model with the given config. All its parameters are random.
 
-    Its attention and its experts are computed in the readable way, which can do all that a configuration may ask for.
+    It uses the eager implementations of attention and experts, which support every setting.
     """
-    readable = {"attn_implementation": "eager", "experts_implementation": "eager"}
-    model = transformers.AutoModelForCausalLM.from_config(config, **readable).to(torch.float32).eval()
+    eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model = transformers.AutoModelForCausalLM.from_config(config, **eager).to(torch.float32).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -98,7 +98,7 @@ def random_model(config: transformers.PreTrainedConfig, seed: int = 0) -> transf
 
 
 def random_llama(seed: int = 0, **config_overrides) -> transformers.LlamaForCausalLM:
-    """A `random_model`: LlamaConfig's arguments over `TINY`, such as `rope_parameters={"rope_type": "linear", ...}`."""
+    """Return a random Llama with the sizes in `TINY`. Overrides are arguments of LlamaConfig."""
     return random_model(transformers.LlamaConfig(**(TINY | config_overrides)), seed)
 
 
@@ -111,7 +111,7 @@ def write_hf_folder(
     with_tokenizer: bool = False,
     **config_overrides,
 ) -> tuple[Path, transformers.LlamaForCausalLM]:
-    """Save a random tiny Llama as a Hugging Face folder at `path`; returns the path and the model saved."""
+    """Save a random tiny Llama as a Hugging Face folder at `path`; return the path and the model."""
     model = random_llama(seed, **config_overrides).to(dtype)
     model.save_pretrained(path, max_shard_size=max_shard_size)
     if with_tokenizer:
@@ -128,10 +128,10 @@ def write_gguf(
     alignment: int | None = None,
     edit: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
 ) -> Path:
-    """Write `model` as llama.cpp's converter would: its keys, its names, its order and arrangement of weights.
+    """Write `model` as llama.cpp's converter would: with the same keys, names, and order of weights.
 
-    Matrices are stored as `storage` where their rows are whole blocks of it, else, like vectors, as F32. Of a type in
-    `ONLY_READ` they hold `random_blocks` instead of the model's numbers.
+    A matrix is stored as `storage` if its rows are a multiple of the block size. Other matrices, and all vectors, are
+    stored as F32. If `storage` is in `READ_ONLY_TYPES`, matrices hold `random_blocks` instead of the model's weights.
     `edit` may change the writer's `kv_data[0]` and `tensors[0]` just before they are written.
     """
     config = model.config
@@ -147,12 +147,12 @@ def write_gguf(
         writer.add_feed_forward_length(config.n_inner or 4 * config.n_embd)
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
     else:
-        _add_keys_of_rotary_models(writer, config)
+        _add_rotary_model_keys(writer, config)
     if with_tokenizer:
         _add_tokenizer(writer)
     for name, values in _gguf_tensors(model):
         kind = storage_for(values.shape, storage)
-        if kind.name in ONLY_READ:
+        if kind.name in READ_ONLY_TYPES:
             stored = random_blocks(kind, values.shape, np.random.default_rng(len(writer.tensors[0])))
         else:
             stored = gguf.quants.quantize(np.ascontiguousarray(values), kind)
@@ -165,7 +165,7 @@ def write_gguf(
     return Path(path)
 
 
-def _add_keys_of_rotary_models(writer: gguf.GGUFWriter, config: transformers.PreTrainedConfig) -> None:
+def _add_rotary_model_keys(writer: gguf.GGUFWriter, config: transformers.PreTrainedConfig) -> None:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count_kv(config.num_key_value_heads)
@@ -206,9 +206,9 @@ def _add_keys_of_rotary_models(writer: gguf.GGUFWriter, config: transformers.Pre
 
 
 def _gguf_tensors(model: transformers.PreTrainedModel) -> Iterator[tuple[str, np.ndarray]]:
-    """Name and values of each tensor, as the converter changes them."""
+    """Yield the name and the values of each tensor, as llama.cpp's converter writes them."""
     config = model.config
-    for name, parameter in model.named_parameters():  # leaves a tied head out
+    for name, parameter in model.named_parameters():  # omits a tied head
         values = parameter.detach().to(torch.float32).numpy()
         if config.model_type in ("llama", "mistral", "mixtral"):
             if ".q_proj." in name:
@@ -230,22 +230,24 @@ def _gguf_tensors(model: transformers.PreTrainedModel) -> Iterator[tuple[str, np
 
 
 def storage_for(shape: tuple[int, ...], storage: str) -> GGMLQuantizationType:
+    """Return the type in which `write_gguf` stores a tensor of this shape."""
     kind = GGMLQuantizationType[storage]
     whole_blocks = shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
     return kind if len(shape) >= 2 and whole_blocks else GGMLQuantizationType.F32
 
 
 def random_blocks(kind: GGMLQuantizationType, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    """A matrix of a type in `ONLY_READ`, as its bytes, at random but for the scales: those make weights below 1."""
+    """Return the bytes of a random matrix of a type in `READ_ONLY_TYPES`, with scales that keep its weights below 1."""
     block_size, num_bytes = gguf.GGML_QUANT_SIZES[kind]
     blocks = rng.integers(0, 256, (*shape[:-1], shape[-1] // block_size, num_bytes), np.uint8)
-    for place in ONLY_READ[kind.name]:
+    for offset in READ_ONLY_TYPES[kind.name]:
         scales = rng.uniform(-2e-4, 2e-4, (*blocks.shape[:-1], 1)).astype(np.float16)
-        blocks[..., place : place + 2] = scales.view(np.uint8)
+        blocks[..., offset : offset + 2] = scales.view(np.uint8)
     return blocks.reshape(*shape[:-1], -1)
 
 
 def gguf_name(hf_name: str, model_type: str = "llama") -> str:
+    """Return llama.cpp's name of a tensor in transformers."""
     names = GPT2_NAMES if model_type == "gpt2" else GGUF_NAMES
     if model_type.startswith("gemma"):
         names = names | GEMMA_NAMES
@@ -255,7 +257,7 @@ def gguf_name(hf_name: str, model_type: str = "llama") -> str:
 
 
 def permute(rows: np.ndarray, num_heads: int) -> np.ndarray:
-    """Interleave the two halves of each head's rows, one row at a time: 0, K/2, 1, K/2 + 1, ..."""
+    """Interleave the two halves of each head's rows: 0, K/2, 1, K/2 + 1, ..."""
     head_dim = rows.shape[0] // num_heads
     order = [
         head * head_dim + half * (head_dim // 2) + pair
@@ -267,7 +269,7 @@ def permute(rows: np.ndarray, num_heads: int) -> np.ndarray:
 
 
 def llama3_frequency_factors(config: transformers.LlamaConfig) -> np.ndarray:
-    """float32 [K/2]: what each rotary frequency is divided by, as transformers computes it."""
+    """Return the divisors of the rotary frequencies that transformers computes: float32 [K/2]."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
@@ -276,7 +278,7 @@ def llama3_frequency_factors(config: transformers.LlamaConfig) -> np.ndarray:
 
 
 def tokenizer() -> Tokenizer:
-    """A byte-level BPE tokenizer of 262 tokens: 3 specials, the 256 bytes and 3 merges."""
+    """Return a byte-level BPE tokenizer of 262 tokens: 3 special tokens, 256 bytes and 3 merges."""
     merges = [("h", "e"), ("l", "l"), ("he", "ll")]
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = ["<unk>", "<s>", "</s>", *letters, *("".join(pair) for pair in merges)]
@@ -300,6 +302,6 @@ def _add_tokenizer(writer: gguf.GGUFWriter) -> None:
     writer.add_eos_token_id(2)
 
 
-def uncompiled(stderr: str) -> str:
-    """What a program said, but for the line that announces the compiler: tests run in no fixed order."""
+def without_compiler_notice(stderr: str) -> str:
+    """Remove the compiler's announcement from the output of a program: only the first program to run prints it."""
     return stderr.replace("compiling the kernels for this machine (once, about a minute) ...\n", "")

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.builders import random_llama, uncompiled, write_gguf
+from support.builders import random_llama, without_compiler_notice, write_gguf
 from support.plain_lines import fields
 
 from minillm.engine.scheduler import POLICIES
@@ -39,7 +39,7 @@ def run_example(model_file, *arguments, **options):
 def test_the_example_prints_one_line_per_step_and_compares(model_file, policy, tmp_path):
     saved = tmp_path / "trace.jsonl"
     process = run_example(model_file, "--policy", policy, "--save", saved)
-    assert (process.returncode, uncompiled(process.stderr)) == (0, "")
+    assert (process.returncode, without_compiler_notice(process.stderr)) == (0, "")
     trace = Trace.read(saved)
     assert trace.facts.policy == policy
     lines = process.stdout.splitlines()
