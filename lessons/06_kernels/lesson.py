@@ -281,14 +281,14 @@ if plt:
 # ## Many rows
 #
 # A prompt has many rows and should use each weight for all of them. The order of each sum is fixed, but the loops
-# *around* it are not. So the kernel widens a block's weights once, into a *scratch* buffer in the cache, and then
+# *around* it are not. So the kernel widens a block's weights once, into a *scratch* array in the cache, and then
 # multiplies all rows with it. Now the cache is the limit: per cycle, a core can multiply and add two vectors but read
 # only two and write one. So each value must be used several times: a weight for four rows, a total for four inputs.
 #
 # {{ source: minillm.ops.jit.microkernel.multiply_add }}
 #
-# How the scratch buffer is laid out matters as well. Memory and caches deliver *lines* of 64 bytes. We run the
-# innermost loop alone, on scratch buffers 64 and 192 lanes wide, once aligned to a line and once 16 bytes off:
+# How the scratch array is laid out matters as well. Memory and caches deliver *lines* of 64 bytes. We run the innermost
+# loop alone, on scratch arrays 64 and 192 lanes wide, once aligned to a line and once 16 bytes off:
 
 
 # %% tags=["timing"]
