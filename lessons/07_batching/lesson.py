@@ -69,8 +69,8 @@ print("block_tables ", batch.block_tables[0].tolist())  # one per sequence; less
 #
 # ## Sixteen at once
 #
-# How long does a decode step take with 1, 2, 4, ... sequences in the batch? The second column is the shortest time that
-# the roofline of this machine (lesson 5) allows:
+# How long does a decode step take with 1, 2, 4, ... sequences in the batch? The column *at best* is the shortest time
+# that the roofline of this machine (lesson 5) allows:
 
 # %% tags=["timing"]
 from minillm.bench.machine import describe_machine, measure_machine, usable_cores

@@ -68,10 +68,12 @@ def test_schedule_chunk_stops_at_the_end_of_the_prefill(exercises):
 
 
 def test_schedule_chunk_adds_nothing_for_a_sequence_that_was_preempted(exercises, monkeypatch):
-    monkeypatch.setattr(Scheduler, "_ensure_blocks", lambda *_: False)
-    scheduler, plan = scheduler_of(8, max_batch_tokens=8), StepPlan()
-    exercises._schedule_chunk(scheduler, Sequence([1] * 10, 10, "a", prefill_end=10), plan)
-    assert (plan.chunks, plan.num_tokens) == ([], 0)
+    scheduler, sequence = scheduler_of(8, max_batch_tokens=8), Sequence([1] * 10, 10, "a", prefill_end=10)
+    for has_blocks, expected in ((True, 8), (False, 0)):
+        monkeypatch.setattr(Scheduler, "_ensure_blocks", lambda *_, answer=has_blocks: answer)
+        plan = StepPlan()
+        exercises._schedule_chunk(scheduler, sequence, plan)
+        assert sum(chunk.num_tokens for chunk in plan.chunks) == plan.num_tokens == expected
 
 
 def test_schedule_chunk_splits_a_long_prompt_beside_decodes(exercises, monkeypatch):
