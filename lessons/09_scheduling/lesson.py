@@ -161,7 +161,7 @@ if plt:
 # Its load comes from 4, 16 or 64 clients. Each client sends its next request when it has received its answer:
 
 # %%
-from minillm.bench.serving import ImaginedEngine, serve_clients
+from minillm.bench.serving import SimulatedEngine, serve_clients
 from minillm.model.config import ModelConfig
 from minillm.trace.roofline import ModelCosts, Roofline, head_flops, layer_flops
 
@@ -172,7 +172,7 @@ memory = {"num_blocks": 2000, "block_size": 64, "max_sequences": 64, "prefix_cac
 
 
 def serve(clients, **options):
-    engine = ImaginedEngine(costs, h100, EngineConfig(**memory, **options))
+    engine = SimulatedEngine(costs, h100, EngineConfig(**memory, **options))
     return run_metrics(serve_clients(engine, workload, clients))
 
 

@@ -1,4 +1,4 @@
-"""A benchmark from start to end: the machine, the engines, every row, the machine again."""
+"""A benchmark: measure the machine, every row with every engine, and the machine again."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 from time import perf_counter
 
 from minillm import catalog
-from minillm.bench.exactness import encode_prompts, largest_difference
+from minillm.bench.exactness import encode_prompts, max_difference
 from minillm.bench.machine import Machine, describe_machine, measure_machine, usable_cores
-from minillm.bench.peers import FLOAT32, OURS, PEERS, Engine, EngineSpec, find_engine, pythons_to_try, stored_as
+from minillm.bench.peers import FLOAT32, OURS, PEERS, EngineHandle, EngineSpec, find_engine, pythons_to_try, stored_as
 from minillm.bench.rows import FRESH, QUICK, SIZES, START_TOKENS, Computing, Row, Serving, choose_rows
 from minillm.bench.turns import Turns, take_turns
 from minillm.checkpoints import Checkpoint, open_checkpoint
@@ -23,8 +23,8 @@ from minillm.model.config import ModelConfig
 from minillm.trace import RunMetrics
 from minillm.trace.roofline import Work
 
-MOST_STARTS = 3  # rounds of the rows about starting: they take long and vary little
-MOST_SERVES = 3  # and of those about serving
+MAX_START_ROUNDS = 3  # for the rows about starting, which take long and vary little
+MAX_SERVE_ROUNDS = 3  # for the rows about serving
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class Settings:
     ----------
     model : as for `LLM`
     threads : cores for every engine; None for all
-    rounds : turns of every row
+    rounds : turns per row
     rows : names of rows and groups of rows (see `choose_rows`); None for all
-    peers : measure other engines, too
-    peer_pythons : where to look for them, before this Python
-    storage : have llama.cpp store the model's matrices in this type first ("Q8_0"); None to take it as it is
-    quick : few rows, one round, small measures of the machine: to see that all works, not to quote
+    peers : whether to measure other engines too
+    peer_pythons : Python interpreters in which to look for them, before this one
+    storage : type in which llama.cpp first stores the model's matrices, such as "Q8_0"; None for no change
+    quick : few rows, one round, and short measurements of the machine: a check that everything works, not to be quoted
     """
 
     model: str | None = None
@@ -55,33 +55,42 @@ class Settings:
 
 @dataclass
 class RowResult:
-    """One row: amounts by engine (seconds, bytes or a difference; less is better), and ratios to ours by peer."""
+    """The results of one row.
+
+    Attributes
+    ----------
+    row : the row
+    turns : amounts by engine (seconds, bytes or a difference; less is better), and ratios by peer
+    work : bytes and operations of what was timed, if known
+    skipped : the reason why nothing was measured, or empty
+    runs : for a row about serving, the metrics of each turn
+    """
 
     row: Row
     turns: Turns = field(default_factory=Turns)
     work: Work | None = None
-    skipped: str = ""  # why nothing was measured
-    runs: list[RunMetrics] = field(default_factory=list)  # of a row about serving: a turn's each
+    skipped: str = ""
+    runs: list[RunMetrics] = field(default_factory=list)
 
     @property
     def typical_run(self) -> RunMetrics | None:
-        """The one of the median duration, whose figures belong together; None if none was measured."""
+        """The run of the median duration, so that its figures belong together; None if nothing was measured."""
         runs = sorted(self.runs, key=lambda run: run.seconds)
         return runs[len(runs) // 2] if runs else None
 
 
 @dataclass
 class Benchmark:
-    """All that was measured, and under which conditions."""
+    """All measurements, and the conditions under which they were made."""
 
     machine: Machine
     model: Path
     model_bytes: int
-    weight_bytes: int  # that one decode step reads, as minillm stores them
+    weight_bytes: int  # read by one decode step, as minillm stores them
     kv_bytes_per_token: int
     rounds: int
-    versions: dict[str, str]  # engines that were measured
-    not_measured: dict[str, str]  # engines that were not, and why
+    versions: dict[str, str]  # of the engines that were measured
+    not_measured: dict[str, str]  # the other engines, and the reasons
     results: list[RowResult]
     config: ModelConfig
 
@@ -89,14 +98,14 @@ class Benchmark:
 def run_benchmark(
     settings: Settings, *, announce: Callable[[str], None] = print, peers: Sequence[EngineSpec] = PEERS
 ) -> Benchmark:
-    """Measure all of it. Takes some minutes; with peers, and all rows, some more.
+    """Run a whole benchmark. This takes some minutes, and longer with peers.
 
     Raises
     ------
     RequestError
         A setting is out of range.
     BenchmarkError
-        The machine or minillm itself could not be measured. A peer that fails only loses its column.
+        The machine or minillm itself could not be measured. A peer that fails is only left out.
     """
     rounds = 1 if settings.quick else check_integer("rounds", settings.rounds, 1)
     cores = usable_cores()
@@ -133,7 +142,7 @@ def run_benchmark(
             results=_measure_rows(rows, engines, checkpoint, rounds, announce),
             config=checkpoint.config,
         )
-    if not settings.quick:  # again: it may have been slower, or faster, before
+    if not settings.quick:  # a second time, because the machine's speed may have changed
         measure_machine(machine)
     for result in benchmark.results:
         result.work = result.row.work(checkpoint.config, benchmark.weight_bytes, benchmark.kv_bytes_per_token)
@@ -142,21 +151,21 @@ def run_benchmark(
 
 def _measure_rows(
     rows: Sequence[Row],
-    engines: Sequence[Engine],
+    engines: Sequence[EngineHandle],
     checkpoint: Checkpoint,
     rounds: int,
     announce: Callable[[str], None],
 ) -> list[RowResult]:
-    starts: dict[str, Turns] | None = None  # one fresh process answers three rows
-    served: dict[Row, RowResult] | None = None  # policies take turns
+    starts: dict[str, Turns] | None = None  # one fresh process gives the figures of three rows
+    served: dict[Row, RowResult] | None = None  # the policies take turns
     results = []
     for row in rows:
         announce(f"measuring {row.name} ...")
-        longest = checkpoint.config.context_length
-        if row.positions > longest:
-            result = RowResult(row, skipped=f"needs {row.positions} positions, and the model has {longest}")
+        context_length = checkpoint.config.context_length
+        if row.positions > context_length:
+            result = RowResult(row, skipped=f"needs {row.positions} positions, but the model has {context_length}")
         elif row.group in FRESH:
-            starts = starts or measure_starts(engines, min(rounds, MOST_STARTS))
+            starts = starts or measure_starts(engines, min(rounds, MAX_START_ROUNDS))
             result = RowResult(row, starts[row.group])
         elif row.group == "serve":
             served = served or measure_serving(
@@ -171,8 +180,8 @@ def _measure_rows(
     return results
 
 
-def measure_computing(row: Row, engines: Sequence[Engine], vocab_size: int, rounds: int) -> Turns:
-    """A "prefill", "decode" or "batch" row: engines that cannot prepare it are out, the others take turns."""
+def measure_computing(row: Row, engines: Sequence[EngineHandle], vocab_size: int, rounds: int) -> Turns:
+    """Measure a "prefill", "decode" or "batch" row in turns. Engines that cannot prepare it are left out."""
     task = Computing(row, vocab_size)
     failures, measures = {}, {}
     for engine in engines:
@@ -181,19 +190,19 @@ def measure_computing(row: Row, engines: Sequence[Engine], vocab_size: int, roun
         except BenchmarkError as error:
             failures[engine.name] = str(error)
         else:
-            measures[engine.name] = partial(task.seconds, engine.worker)
+            measures[engine.name] = partial(task.seconds, engine.loaded())
     turns = take_turns(engines[0].name, measures, rounds)
     turns.failures |= failures
     return turns
 
 
-def measure_serving(rows: Sequence[Row], ours: Engine, vocab_size: int, rounds: int) -> dict[Row, RowResult]:
-    """The rows "serve", by turns: all of them once, untimed first, and all of them again."""
+def measure_serving(rows: Sequence[Row], ours: EngineHandle, vocab_size: int, rounds: int) -> dict[Row, RowResult]:
+    """Measure the "serve" rows in turns, after one untimed run."""
     tasks = {row: Serving(row, vocab_size) for row in rows}
     results = {row: RowResult(row) for row in rows}
     try:
         tasks[rows[0]].run(ours.loaded())
-        for _ in range(min(rounds, MOST_SERVES)):
+        for _ in range(min(rounds, MAX_SERVE_ROUNDS)):
             for row, task in tasks.items():
                 results[row].runs.append(task.run(ours.loaded()))
     except BenchmarkError as error:
@@ -203,24 +212,24 @@ def measure_serving(rows: Sequence[Row], ours: Engine, vocab_size: int, rounds: 
     return results
 
 
-def measure_starts(engines: Sequence[Engine], rounds: int) -> dict[str, Turns]:
-    """The rows "load", "start" and "memory", all from the same fresh processes."""
-    seen: dict[str, list[dict[str, float]]] = {engine.name: [] for engine in engines}
+def measure_starts(engines: Sequence[EngineHandle], rounds: int) -> dict[str, Turns]:
+    """Measure the rows "load", "start" and "memory", all with the same fresh processes."""
+    figures: dict[str, list[dict[str, float]]] = {engine.name: [] for engine in engines}
 
-    def start(engine: Engine) -> float:
-        seen[engine.name].append(start_once(engine))
-        return seen[engine.name][-1]["start"]
+    def start(engine: EngineHandle) -> float:
+        figures[engine.name].append(start_once(engine))
+        return figures[engine.name][-1]["start"]
 
     turns = {"start": take_turns(engines[0].name, {e.name: partial(start, e) for e in engines}, rounds)}
-    for group in "load", "memory":  # the same turns, told again for their other figures
-        measures = {name: partial(_replay, iter(figures), group) for name, figures in seen.items()}
+    for group in "load", "memory":  # the other figures of the same turns
+        measures = {name: partial(_replay, iter(own), group) for name, own in figures.items()}
         turns[group] = take_turns(engines[0].name, measures, rounds)
         turns[group].failures |= turns["start"].failures
     return turns
 
 
-def start_once(engine: Engine) -> dict[str, float]:
-    """One process from its start to its end: seconds to load, seconds to the first token, bytes held at most."""
+def start_once(engine: EngineHandle) -> dict[str, float]:
+    """Run one process; return the seconds to load, the seconds to the first token, and its peak memory in bytes."""
     started = perf_counter()
     with engine.start() as worker:
         before_load = perf_counter()
@@ -236,33 +245,33 @@ def start_once(engine: Engine) -> dict[str, float]:
 
 
 def _replay(figures: Iterator[dict[str, float]], group: str) -> float:
-    for seen in figures:
-        if group in seen:
-            return seen[group]
-    raise BenchmarkError("the system does not tell")
+    for own in figures:
+        if group in own:
+            return own[group]
+    raise BenchmarkError("this system does not report peak memory")
 
 
-def measure_exactness(row: Row, engines: Sequence[Engine], checkpoint: Checkpoint) -> RowResult:
-    """How far each engine is from transformers in float32, if that is one of them."""
+def measure_exactness(row: Row, engines: Sequence[EngineHandle], checkpoint: Checkpoint) -> RowResult:
+    """Measure each engine's difference from transformers in float32, if that is among the engines."""
     oracle = next((engine for engine in engines if engine.name == FLOAT32.name), None)
     if oracle is None:
         return RowResult(row, skipped=f"needs {FLOAT32.name} (--peers)")
     if checkpoint.tokenizer is None:
-        return RowResult(row, skipped="the model came without a tokenizer")
+        return RowResult(row, skipped="the model has no tokenizer")
     prompts = encode_prompts(checkpoint.tokenizer)
     turns = Turns()
     for engine in engines:
         if engine is oracle:
             continue
         try:
-            turns.amounts[engine.name] = [largest_difference(engine.loaded(), oracle.loaded(), prompts)]
+            turns.amounts[engine.name] = [max_difference(engine.loaded(), oracle.loaded(), prompts)]
         except BenchmarkError as error:
             turns.failures[engine.name] = str(error)
     return RowResult(row, turns)
 
 
 @contextmanager
-def _closing(engine: Engine) -> Iterator[Engine]:
+def _closing(engine: EngineHandle) -> Iterator[EngineHandle]:
     try:
         yield engine
     finally:

@@ -1,4 +1,4 @@
-"""Worker: an engine in a process of its own, called as if it were here."""
+"""Worker: an engine in a process of its own, called like a local object."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from typing import Any
 from minillm.errors import BenchmarkError
 
 WORKER = Path(__file__).with_name("worker.py")
-PATIENCE = 900.0  # seconds before an engine that does not answer is given up
+TIMEOUT = 900.0  # seconds after which an engine that does not answer is killed
 
 
 class NotInstalled(BenchmarkError):
-    """The engine's package is not installed for the Python that was to run it."""
+    """The engine's package is not installed in the chosen Python."""
 
 
 class Worker:
-    """Runs the engine that `engine_file` defines (see `worker`) until closed.
+    """Runs the engine of a file (see `worker`) until it is closed.
 
     Parameters
     ----------
-    engine_file : defines a class `Engine`.
+    engine_file : file that defines `ENGINE`, the engine's class.
     python : the interpreter that runs it.
-    environment : variables set for it, over those of this process.
-    patience : seconds before an engine that does not answer is ended.
+    environment : variables to set in addition to those of this process.
+    timeout : seconds after which an engine that does not answer is killed.
 
     Raises
     ------
@@ -46,24 +46,24 @@ class Worker:
         engine_file: Path,
         python: str = sys.executable,
         environment: Mapping[str, str] | None = None,
-        patience: float = PATIENCE,
+        timeout: float = TIMEOUT,
     ):
-        self._patience = patience
-        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 (closed in close)
+        self._patience = timeout
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed in close)
         self._timed_out = False
         try:
             self._process = subprocess.Popen(
-                [python, "-P", WORKER, engine_file],  # -P: its own folder is not a place to import from
+                [python, "-P", WORKER, engine_file],  # -P: do not import from the worker's own folder
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=self._complaints,
+                stderr=self._stderr,
                 env=os.environ | dict(environment or {}),
                 text=True,
                 encoding="utf-8",
             )
         except OSError as error:
-            self._complaints.close()
-            raise BenchmarkError(f"{python}: cannot be started as a Python ({error.strerror})") from error
+            self._stderr.close()
+            raise BenchmarkError(f"{python}: cannot be started as a Python interpreter ({error.strerror})") from error
         try:
             self._read_reply()
         except BaseException:
@@ -71,18 +71,19 @@ class Worker:
             raise
 
     def call(self, name: str, **arguments: Any) -> Any:
-        """What the engine's method `name` returns.
+        """Call the engine's method `name` and return its result.
 
         Raises
         ------
         BenchmarkError
-            It raised an exception, its process died, or it did not answer in time.
+            The method raised an exception, the process died, or it did not answer in time.
         """
+        assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps({"call": name, "arguments": arguments}) + "\n")
             self._process.stdin.flush()
-        except (OSError, ValueError) as error:  # ValueError: closed before
-            raise BenchmarkError(self._obituary()) from error
+        except (OSError, ValueError) as error:  # ValueError: it was closed before
+            raise BenchmarkError(self._exit_message()) from error
         return self._read_reply()
 
     @property
@@ -93,14 +94,15 @@ class Worker:
     def close(self) -> None:
         """End the process."""
         for stream in (self._process.stdin, self._process.stdout):
-            with suppress(OSError):  # what was still to be written has nobody to read it
-                stream.close()
+            with suppress(OSError):  # the process may have died with input unread
+                if stream is not None:
+                    stream.close()
         try:
-            self._process.wait(timeout=5)  # the end of its input ends it
+            self._process.wait(timeout=5)  # it ends when its input ends
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._complaints.close()
+        self._stderr.close()
 
     def __enter__(self):
         return self
@@ -109,7 +111,8 @@ class Worker:
         self.close()
 
     def _read_reply(self) -> Any:
-        timer = threading.Timer(self._patience, self._give_up)
+        assert self._process.stdout is not None
+        timer = threading.Timer(self._patience, self._kill)
         timer.daemon = True
         timer.start()
         try:
@@ -119,26 +122,28 @@ class Worker:
         try:
             message = json.loads(line)
         except ValueError as error:
-            raise BenchmarkError(self._obituary()) from error
+            raise BenchmarkError(self._exit_message()) from error
         if "missing" in message:
             raise NotInstalled(message["error"])
         if "error" in message:
             raise BenchmarkError(message["error"])
         return message["result"]
 
-    def _give_up(self) -> None:
+    def _kill(self) -> None:
         self._timed_out = True
         self._process.kill()
 
-    def _obituary(self) -> str:
-        """How the process ended, and the last thing it said."""
+    def _exit_message(self) -> str:
+        """Return how the process ended, and the last line of its stderr."""
         if self._timed_out:
             return f"the engine did not answer within {self._patience:.0f} s and was ended"
         try:
             status = self._process.wait(timeout=2)
-        except subprocess.TimeoutExpired:  # alive, and talking nonsense
+        except subprocess.TimeoutExpired:  # alive, but its reply was not JSON
             self._process.kill()
             status = self._process.wait()
-        self._complaints.seek(0)
-        said = self._complaints.read().decode(errors="replace").strip().splitlines()
-        return f"the engine's process ended with status {status}" + (f"; it last said: {said[-1]}" if said else "")
+        self._stderr.seek(0)
+        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
+        return f"the engine's process ended with status {status}" + (
+            f"; last line of stderr: {lines[-1]}" if lines else ""
+        )

@@ -1,4 +1,4 @@
-"""`minillm bench`: measure, show the table, write what was asked for."""
+"""`minillm bench`: measure, print the table, write files."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from minillm.errors import RequestError
 
 
 def run(settings: Settings, *, json_file: str | None = None, plot_file: str | None = None) -> Benchmark:
-    """Run the benchmark, print its table, and write it as JSON and as pictures where files are named.
+    """Run the benchmark, print its table, and write it as JSON and as plots if files are given.
 
     Raises
     ------
     RequestError
-        A setting is out of range, or a file cannot be written where it is to go; before anything is measured.
+        A setting is out of range, or the folder of a file does not exist. This is checked before anything is measured.
     BenchmarkError
         See `run_benchmark`.
     """
     for file in filter(None, (json_file, plot_file)):
         if not Path(file).absolute().parent.is_dir():
-            raise RequestError(f"{file}: there is no folder {Path(file).absolute().parent}; make it first")
+            raise RequestError(f"{file}: the folder {Path(file).absolute().parent} does not exist; create it first")
     if plot_file:
         check_can_plot()
     benchmark = run_benchmark(settings, announce=Report().line)

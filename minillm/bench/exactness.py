@@ -1,4 +1,4 @@
-"""How far an engine's logits are from the oracle's: transformers, in float32, on the same weights."""
+"""Difference of an engine's logits from the oracle's: transformers in float32, with the same weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from minillm.errors import BenchmarkError
 from minillm.tokenizer import Tokenizer
 
 CHAT = [{"role": "user", "content": "Name three primary colours."}]
-PROMPTS = {
+PROMPTS: dict[str, str | list[dict[str, str]]] = {
     "english": "The quick brown fox jumps over the lazy dog, and then",
     "code": "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
     "korean": "안녕하세요, 오늘 날씨가 정말",
@@ -23,29 +23,31 @@ PROMPTS = {
 
 
 def encode_prompts(tokenizer: Tokenizer) -> list[list[int]]:
-    """Token ids of each of PROMPTS; without the chat where the model has no template for it."""
-    encoded = [tokenizer.encode(prompt) for prompt in PROMPTS.values() if prompt is not CHAT]
+    """Return the token ids of each of PROMPTS, without the chat if the model has no chat template."""
+    encoded = [tokenizer.encode(prompt) for prompt in PROMPTS.values() if isinstance(prompt, str)]
     if tokenizer.chat_template is not None:
         text = tokenizer.apply_chat_template(CHAT)
         encoded.append(tokenizer.encode(text, add_special_tokens=False))
     return encoded
 
 
-def largest_difference(engine: Worker, oracle: Worker, prompts: list[list[int]]) -> float:
-    """Over all prompts, tokens and scores: max |engine - oracle|.
+def max_difference(engine: Worker, oracle: Worker, prompts: list[list[int]]) -> float:
+    """Return max |engine - oracle| over all prompts, tokens and scores.
 
     Raises
     ------
     BenchmarkError
-        One of them cannot compute, or the engine's scores are of another shape.
+        One of them failed, or the shapes of their scores differ.
     """
     return max(_difference(_logits(engine, tokens), _logits(oracle, tokens)) for tokens in prompts)
 
 
-def _difference(found: np.ndarray, wanted: np.ndarray) -> float:
-    if found.shape != wanted.shape:
-        raise BenchmarkError(f"logits have shape {list(found.shape)}, wanted {list(wanted.shape)} (tokens, vocabulary)")
-    return float(np.abs(found - wanted).max())
+def _difference(found: np.ndarray, expected: np.ndarray) -> float:
+    if found.shape != expected.shape:
+        raise BenchmarkError(
+            f"logits have shape {list(found.shape)}; expected {list(expected.shape)} (tokens, vocabulary)"
+        )
+    return float(np.abs(found - expected).max())
 
 
 def _logits(worker: Worker, tokens: list[int]) -> np.ndarray:

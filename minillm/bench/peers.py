@@ -1,4 +1,4 @@
-"""Who is compared: minillm, and the engines that can do the same work on the same file."""
+"""The engines that are compared: minillm, and the peers that can do the same work on the same file."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class EngineSpec:
     Attributes
     ----------
     name : in the table
-    file : what the worker runs
-    package : what to install to have it
-    options : further arguments of its `load`
-    gguf_only : it reads no folders
+    file : the file that the worker runs
+    package : the packages to install
+    options : further arguments of the engine's `load`
+    gguf_only : whether it cannot read Hugging Face folders
     """
 
     name: str
@@ -50,40 +50,40 @@ PEERS = (LLAMA_CPP, FLOAT32, BFLOAT16)
 
 
 @dataclass
-class Engine:
-    """An engine with a model: the process where it is loaded, and how to start others like it."""
+class EngineHandle:
+    """An engine with a model: the process that has loaded it, and what is needed to start others."""
 
     spec: EngineSpec
     python: str
     model: Path
     threads: int
     worker: Worker | None = None
-    facts: dict[str, Any] = field(default_factory=dict)  # what `load` told
+    facts: dict[str, Any] = field(default_factory=dict)  # the result of `load`
 
     @property
     def name(self) -> str:
-        """In the table."""
+        """The name in the table."""
         return self.spec.name
 
     def start(self) -> Worker:
-        """A fresh process, nothing loaded yet."""
+        """Start a new process, in which nothing is loaded."""
         environment = {}
-        if self.spec is OURS:  # found as it was found here, installed or not
-            places = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
-            environment["PYTHONPATH"] = os.pathsep.join(filter(None, places))
+        if self.spec is OURS:  # imported from the same place as here, installed or not
+            paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         return Worker(self.spec.file, self.python, environment)
 
     def load(self, worker: Worker) -> dict[str, Any]:
-        """Load the model there."""
+        """Load the model in a process."""
         return worker.call("load", path=str(self.model), threads=self.threads, **self.spec.options)
 
     def loaded(self) -> Worker:
-        """The process that stays, started (again, if it died) and loaded.
+        """Return the permanent process, with the model loaded. It is started again if it died.
 
         Raises
         ------
         BenchmarkError
-            It cannot be.
+            It cannot be started, or cannot load the model.
         """
         if self.worker is None or not self.worker.is_alive:
             self.close()
@@ -97,24 +97,24 @@ class Engine:
         return self.worker
 
     def close(self) -> None:
-        """End the process that stays."""
+        """End the permanent process."""
         if self.worker is not None:
             self.worker.close()
             self.worker = None
 
 
-def find_engine(spec: EngineSpec, pythons: Sequence[str], model: Path, threads: int) -> Engine:
-    """The engine, loaded, under the first of `pythons` that has it.
+def find_engine(spec: EngineSpec, pythons: Sequence[str], model: Path, threads: int) -> EngineHandle:
+    """Start and load the engine in the first of `pythons` that has it.
 
     Raises
     ------
     BenchmarkError
-        None has it, or it does not load the model; the message says which.
+        None of them has it, or it cannot load the model.
     """
     if spec.gguf_only and model.is_dir():
-        raise BenchmarkError("reads .gguf files only, and the model is a folder")
+        raise BenchmarkError("reads only .gguf files, but the model is a folder")
     for python in pythons:
-        engine = Engine(spec, python, model, threads)
+        engine = EngineHandle(spec, python, model, threads)
         try:
             engine.loaded()
         except NotInstalled:
@@ -124,19 +124,19 @@ def find_engine(spec: EngineSpec, pythons: Sequence[str], model: Path, threads: 
 
 
 def stored_as(model: Path, storage: str, pythons: Sequence[str], threads: int) -> Path:
-    """The model with its matrices stored as `storage`: written by llama.cpp into the cache folder, once.
+    """Return the path of a copy of the model with matrices stored as `storage`. llama.cpp writes it once.
 
     Raises
     ------
     RequestError
-        `storage` is none of STORAGES, or the model is a folder.
+        `storage` is not one of STORAGES, or the model is a folder.
     BenchmarkError
-        llama.cpp is not installed, or cannot write it.
+        llama.cpp is not installed, or cannot write the file.
     """
     if storage not in STORAGES:
-        raise RequestError(f"storage type {storage!r} is unknown; there are {', '.join(STORAGES)}")
+        raise RequestError(f"storage type {storage!r} is unknown; it can be {', '.join(STORAGES)}")
     if model.is_dir():
-        raise RequestError(f"{model}: a folder; llama.cpp can store only a .gguf file in another type")
+        raise RequestError(f"{model} is a folder; llama.cpp can store only a .gguf file in another type")
     origin = hashlib.sha256(os.fsencode(model.resolve())).hexdigest()[:8]  # two models may have the same name
     target = catalog.cache_folder() / f"{model.stem}.{origin}.as-{storage}.gguf"
     if target.exists() and target.stat().st_mtime >= model.stat().st_mtime:
@@ -163,11 +163,11 @@ def _first_installed(spec: EngineSpec, pythons: Sequence[str]) -> Worker:
 
 def _not_installed(spec: EngineSpec, pythons: Sequence[str]) -> BenchmarkError:
     return BenchmarkError(
-        f"{spec.name} is not installed for {' or '.join(pythons)}; run: pip install {spec.package}, or name a Python "
-        "that has it with --peer-python"
+        f"{spec.name} is not installed in {' or '.join(pythons)}; run: pip install {spec.package}, or pass a Python "
+        "that has it as --peer-python"
     )
 
 
 def pythons_to_try(peer_pythons: Sequence[str]) -> list[str]:
-    """Those named, then this one."""
+    """Return the given interpreters, then this one."""
     return list(dict.fromkeys([*peer_pythons, sys.executable]))

@@ -1,4 +1,4 @@
-"""A benchmark as pictures, side by side in one file: what `minillm.view.plots` can draw of the rows that were measured."""
+"""A benchmark as plots, side by side in one file, for the rows that were measured. See `minillm.view.plots`."""
 
 from __future__ import annotations
 
@@ -26,36 +26,36 @@ PANEL = (6.5, 4.4)  # inches
 
 
 def check_can_plot() -> None:
-    """RequestError unless matplotlib is installed: better before minutes of measuring than after."""
+    """Raise RequestError if matplotlib is not installed. This is checked before minutes of measuring."""
     if importlib.util.find_spec("matplotlib") is None:
         raise RequestError('--plot needs matplotlib; run: pip install "minillm[plot]"')
 
 
 def draw(benchmark: Benchmark, path: Path) -> None:
-    """Write the pictures to `path`; its suffix says as what (.png, .svg, .pdf).
+    """Write the plots to `path`; its suffix determines the format (.png, .svg, .pdf).
 
-    In the roofline every engine is charged for the operations and bytes that minillm needs for the same row, so that
-    higher is faster.
+    The roofline counts for every engine the operations and bytes that minillm needs for the same row, so that a higher
+    point is a faster engine.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    pictures = list(_pictures(benchmark))
-    rows = (len(pictures) + 1) // 2
+    panels = list(_panels(benchmark))
+    rows = (len(panels) + 1) // 2
     figure = Figure(figsize=(2 * PANEL[0], rows * PANEL[1]), layout="constrained")
-    FigureCanvasAgg(figure)  # files only: no window, no state shared with anybody's pyplot
+    FigureCanvasAgg(figure)  # writes files only: no window, no state shared with pyplot
     grid = figure.add_gridspec(rows, 2)
-    is_odd = len(pictures) % 2  # then the first takes a whole row
-    for number, picture in enumerate(pictures):
+    is_odd = len(panels) % 2  # then the first panel takes a whole row
+    for number, panel in enumerate(panels):
         place = number + is_odd if number else 0
-        picture(figure.add_subplot(grid[0, :] if is_odd and not number else grid[place // 2, place % 2]))
+        panel(figure.add_subplot(grid[0, :] if is_odd and not number else grid[place // 2, place % 2]))
     machine = benchmark.machine
     figure.suptitle(f"{benchmark.model.name} on {machine.cpu}, {machine.threads} threads", fontsize=9)
     figure.savefig(path, dpi=150)
 
 
-def _pictures(benchmark: Benchmark) -> Iterator[Callable[[Axes], None]]:
-    """Each draws itself into an Axes."""
+def _panels(benchmark: Benchmark) -> Iterator[Callable[[Axes], None]]:
+    """Yield functions that each draw one panel into an Axes."""
     points = _roofline_points(benchmark)
     yield lambda axes: plots.roofline(axes, benchmark.machine.roofline, points)
     if rates := _decode_rates(benchmark):
@@ -71,7 +71,7 @@ def _median(result: RowResult, engine: str) -> float:
 
 
 def _roofline_points(benchmark: Benchmark) -> dict[str, dict[str, tuple[float, float]]]:
-    """By engine and row: operations for every byte, and operations a second."""
+    """Return operations per byte and operations per second, by engine and row."""
     points: dict[str, dict[str, tuple[float, float]]] = {}
     for engine in benchmark.versions:
         for result in benchmark.results:
@@ -82,7 +82,7 @@ def _roofline_points(benchmark: Benchmark) -> dict[str, dict[str, tuple[float, f
 
 
 def _decode_rates(benchmark: Benchmark) -> dict[str, dict[int, float]]:
-    """By engine and batch size: tokens a second. Only engines that were measured."""
+    """Return tokens per second by engine and batch size, for the engines that were measured."""
     rates: dict[str, dict[int, float]] = {}
     for result in sorted(benchmark.results, key=lambda result: result.row.size):
         if result.row.group == "batch":
@@ -91,14 +91,14 @@ def _decode_rates(benchmark: Benchmark) -> dict[str, dict[int, float]]:
     return rates
 
 
-def _decode_limit(benchmark: Benchmark, largest: int) -> dict[int, float]:
-    """By batch size: tokens a second at best."""
+def _decode_limit(benchmark: Benchmark, max_size: int) -> dict[int, float]:
+    """Return the highest possible tokens per second by batch size."""
     roofline = benchmark.machine.roofline
     works = {
         size: Row("batch", size).work(benchmark.config, benchmark.weight_bytes, benchmark.kv_bytes_per_token)
-        for size in range(1, largest + 1)
+        for size in range(1, max_size + 1)
     }
-    return {size: size / roofline.seconds(work) for size, work in works.items()}
+    return {size: size / roofline.seconds(work) for size, work in works.items() if work is not None}
 
 
 def _draw_kv_bytes(axes: Axes, benchmark: Benchmark) -> None:
@@ -109,7 +109,7 @@ def _draw_kv_bytes(axes: Axes, benchmark: Benchmark) -> None:
 
 
 def _runs(benchmark: Benchmark) -> dict[str, dict[int, RunMetrics]]:
-    """By policy and number of clients: the run that stands for the others."""
+    """Return the typical run by policy and number of clients."""
     runs: dict[str, dict[int, RunMetrics]] = {}
     for result in sorted(benchmark.results, key=lambda result: result.row.size):
         if run := result.typical_run:

@@ -1,4 +1,4 @@
-"""A benchmark as a table for people, and as JSON for programs."""
+"""A benchmark as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from rich.table import Table
 
 from minillm.bench.benchmark import Benchmark, RowResult
 from minillm.bench.peers import OURS
-from minillm.bench.rows import ANSWER_LENGTHS, PROMPT_LENGTHS, SERVED, Row
+from minillm.bench.rows import ANSWER_LENGTHS, NUM_REQUESTS, PROMPT_LENGTHS, Row
 from minillm.bench.turns import Spread
 from minillm.trace.roofline import Roofline
 
 NOTHING = "-"
 SERVING = (
-    f"serving {SERVED} requests with prompts of {PROMPT_LENGTHS[0]} to {PROMPT_LENGTHS[1]} tokens and answers of "
-    f"{ANSWER_LENGTHS[0]} to {ANSWER_LENGTHS[1]}; a client sends its next one when it has its answer; TPOT is the time "
-    "per output token, TTFT that to the first; of each row, the run of the median duration"
+    f"serving {NUM_REQUESTS} requests with prompts of {PROMPT_LENGTHS[0]} to {PROMPT_LENGTHS[1]} tokens and answers of "
+    f"{ANSWER_LENGTHS[0]} to {ANSWER_LENGTHS[1]}; a client sends its next request when it has its answer; TPOT is the "
+    "time per output token, TTFT the time to the first token; each row shows the run of the median duration"
 )
 
 
 def show(benchmark: Benchmark, console: Console) -> None:
-    """Print the conditions, the table, and what could not be measured. Without a terminal, the table is Markdown."""
+    """Print the conditions, the table and the notes. The table is Markdown if the output is not a terminal."""
     if not console.is_terminal:
         console = Console(file=console.file, width=240, color_system=None)
     for line in conditions(benchmark):
@@ -45,7 +45,7 @@ def show(benchmark: Benchmark, console: Console) -> None:
 
 
 def conditions(benchmark: Benchmark) -> list[str]:
-    """What was measured, on what."""
+    """Return the lines that describe the machine, the model and the method."""
     m, megabyte = benchmark.machine, 1e6
     versions = ", ".join(f"{name} {version}" for name, version in m.versions.items())
     load = "unknown" if m.load_average is None else f"{m.load_average:.2f}"
@@ -53,22 +53,22 @@ def conditions(benchmark: Benchmark) -> list[str]:
         f"{m.cpu}, {m.cores} cores, {m.threads} threads used; {m.system}; {versions}; load average {load} at the start",
         f"memory read: {_best(m.bandwidth, 'GB/s')}; float32 matrix product: {_best(m.peak, 'GFLOP/s')}",
         f"{benchmark.model.name}: {benchmark.model_bytes / megabyte:.1f} MB of tensors; minillm reads "
-        f"{benchmark.weight_bytes / megabyte:.1f} MB of weights a decode step, and "
-        f"{benchmark.kv_bytes_per_token / 1e3:.1f} KB of keys and values a token of context",
-        f"rounds: {benchmark.rounds}; shown are medians, and in brackets the lowest and highest; a ratio says how many "
-        "times as fast as the other (as small, for memory) minillm is",
+        f"{benchmark.weight_bytes / megabyte:.1f} MB of weights per decode step, and "
+        f"{benchmark.kv_bytes_per_token / 1e3:.1f} KB of keys and values per token of context",
+        f"rounds: {benchmark.rounds}; figures are medians, with the lowest and highest in brackets; a ratio above 1 "
+        "means that minillm is faster (or smaller, for memory) by that factor",
     ]
     if m.is_busy:
-        lines.append("WARNING: the machine was busy when this began; quote no figure of it")
+        lines.append("WARNING: the machine was busy at the start; do not quote these figures")
     return lines
 
 
 def _best(spread: Spread, unit: str) -> str:
-    return f"{spread.high / 1e9:.1f} {unit} at best, {spread.median / 1e9:.1f} in the median"
+    return f"{spread.high / 1e9:.1f} {unit} at best, {spread.median / 1e9:.1f} median"
 
 
 def build_table(benchmark: Benchmark, *, plain: bool) -> Table:
-    """A line a row, a column an engine. Rows about serving have a table of their own."""
+    """Return the table with one line per row and one column per engine, without the rows about serving."""
     peers = [name for name in benchmark.versions if name != OURS.name]
     table = Table(box=box.MARKDOWN if plain else box.SIMPLE_HEAD)
     table.add_column("")
@@ -88,7 +88,7 @@ def build_table(benchmark: Benchmark, *, plain: bool) -> Table:
 
 
 def build_serving_table(benchmark: Benchmark, *, plain: bool) -> Table:
-    """A line a load and policy; columns for what the machine makes of it, and what a client feels."""
+    """Return the table of the rows about serving: throughput, and the latencies that a client sees."""
     table = Table(box=box.MARKDOWN if plain else box.SIMPLE_HEAD)
     table.add_column("")
     for heading in ("all together", "TPOT: median", "95th percentile", "TTFT: median", "95th percentile"):
@@ -97,9 +97,8 @@ def build_serving_table(benchmark: Benchmark, *, plain: bool) -> Table:
         if result.row.group == "serve":
             run = result.typical_run
             times = (run.median_tpot, run.p95_tpot, run.median_ttft, run.p95_ttft) if run else ()
-            table.add_row(
-                result.row.title, _amount_cell(result, OURS.name), *(f"{1e3 * time:.0f} ms" for time in times)
-            )
+            cells = [NOTHING if time is None else f"{1e3 * time:.0f} ms" for time in times]
+            table.add_row(result.row.title, _amount_cell(result, OURS.name), *cells)
     return table
 
 
@@ -134,8 +133,9 @@ def _limit_cell(result: RowResult, benchmark: Benchmark) -> str:
 
 
 def limit_shares(result: RowResult, roofline: Roofline, seconds: float) -> dict[str, Any]:
-    """How near `seconds` come to what the machine could do at best: shares are 1 at the limit."""
+    """Compare `seconds` with the shortest time that the machine allows for the work. At the limit, shares are 1."""
     work = result.work
+    assert work is not None, "rows without work have no limit"
     return {
         "bound": roofline.bound(work),
         "seconds": roofline.seconds(work),
@@ -148,7 +148,7 @@ def limit_shares(result: RowResult, roofline: Roofline, seconds: float) -> dict[
 
 
 def format_amount(row: Row, amount: float) -> str:
-    """Seconds as tokens a second where tokens are computed; else time, memory or a number, in fitting units."""
+    """Format an amount: tokens per second if tokens are computed, otherwise a time, a size or a number."""
     if row.tokens:
         rate = row.tokens / amount
         return f"{rate:,.0f} tokens/s" if rate >= 100 else f"{rate:.1f} tokens/s"
@@ -160,19 +160,19 @@ def format_amount(row: Row, amount: float) -> str:
 
 
 def footnotes(benchmark: Benchmark) -> list[str]:
-    """What the table left out, and why."""
-    notes = [f"{name} not measured: {why}" for name, why in benchmark.not_measured.items()]
+    """Return the reasons for what is missing from the table."""
+    notes = [f"{name} not measured: {reason}" for name, reason in benchmark.not_measured.items()]
     if len(benchmark.versions) > 1 and any(result.row.group == "serve" for result in benchmark.results):
-        notes.append("serve: compares minillm's own policies; other engines take no part")
+        notes.append("serve: compares only minillm's own policies")
     for result in benchmark.results:
         if result.skipped:
             notes.append(f"{result.row.name} skipped: {result.skipped}")
-        notes += [f"{result.row.name}, {name}: {why}" for name, why in result.turns.failures.items()]
+        notes += [f"{result.row.name}, {name}: {reason}" for name, reason in result.turns.failures.items()]
     return notes
 
 
 def to_json(benchmark: Benchmark) -> dict[str, Any]:
-    """All that was measured, in seconds, bytes and operations a second, single turns included."""
+    """Return all measurements in seconds, bytes and operations per second, including the single turns."""
     m = benchmark.machine
     return {
         "machine": {

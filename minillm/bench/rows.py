@@ -1,4 +1,4 @@
-"""The rows of the table: what can be measured, and how one turn of it goes."""
+"""The rows of the table: what can be measured, and how one turn is measured."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from minillm.model.config import ModelConfig
 from minillm.trace import RunMetrics
 from minillm.trace.roofline import Work, decode_work, prefill_work
 
-BATCH_CONTEXT = 64  # tokens that each sequence of a batch has before the one that is timed
-START_TOKENS = 32  # length of the prompt in the rows about starting
-SERVED = 24  # requests in a turn of a row about serving
-PROMPT_LENGTHS = (8, 128)  # of theirs, shortest and longest
+BATCH_CONTEXT = 64  # tokens of each sequence of a batch before the timed one
+START_TOKENS = 32  # prompt length in the rows about starting
+NUM_REQUESTS = 24  # per turn of a row about serving
+PROMPT_LENGTHS = (8, 128)  # shortest and longest prompt of these requests
 ANSWER_LENGTHS = (8, 128)
-SERVE_OPTIONS = {"max_sequences": 16, "max_batch_tokens": 128}  # of their engine, the same for every policy
-STEPS = 8  # decode steps in a turn
+SERVE_OPTIONS = {"max_sequences": 16, "max_batch_tokens": 128}  # of the engine, for every policy
+STEPS = 8  # decode steps per turn
 
-# Groups of rows, and the sizes measured unless others are asked for.
+# Groups of rows, and their default sizes.
 SIZES = {
     "load": (),
     "start": (),
@@ -37,7 +37,7 @@ SIZES = {
 }
 QUICK = ("load", "start", "memory", "prefill-32", "decode-64", "batch-4", "exactness")
 ROW_NAME = re.compile(rf"([a-z]+)(?:-([1-9]\d{{0,6}}))?(?:-({'|'.join(POLICIES)}))?")
-FRESH = ("load", "start", "memory")  # measured in a process of their own each time
+FRESH = ("load", "start", "memory")  # measured in a new process each time
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class Row:
 
     Attributes
     ----------
-    group : "load", "start", "memory": a fresh process reads the model; has computed a short prompt; how much memory
-        it held. "prefill": a prompt of `size` tokens. "decode": one token after `size` others. "batch": one token for
-        each of `size` sequences. "serve": requests of `size` clients, each of which sends its next one when it has its
-        answer. "exactness": how far logits are from the oracle's.
-    size : tokens, sequences or clients; 0 where there is nothing to choose
-    policy : of the scheduler that serves; empty where none does
+    group : "load": a new process reads the model. "start": it computes a short prompt. "memory": its peak memory.
+        "prefill": a prompt of `size` tokens. "decode": one token after `size` others. "batch": one token for each of
+        `size` sequences. "serve": requests of `size` clients, each of which sends the next one when it has its answer.
+        "exactness": difference of the logits from the oracle's.
+    size : tokens, sequences or clients; 0 for groups without sizes
+    policy : the scheduler's, for "serve"; otherwise empty
     """
 
     group: str
@@ -60,12 +60,12 @@ class Row:
 
     @property
     def name(self) -> str:
-        """As the user writes it: "prefill-512"."""
+        """The name on the command line, such as "prefill-512"."""
         return "-".join(str(part) for part in (self.group, self.size, self.policy) if part)
 
     @property
     def title(self) -> str:
-        """As the table shows it."""
+        """The name in the table."""
         return {
             "load": "load the model",
             "start": f"process start to first token ({START_TOKENS}-token prompt)",
@@ -79,19 +79,19 @@ class Row:
 
     @property
     def tokens(self) -> int:
-        """Tokens computed by what is timed (when serving, those of the answers); 0 where that is not the point."""
+        """Tokens computed in the timed part (for "serve", tokens of the answers); 0 if no rate is shown."""
         answered = sum(spread_lengths(*ANSWER_LENGTHS))
         return {"prefill": self.size, "decode": 1, "batch": self.size, "serve": answered}.get(self.group, 0)
 
     @property
     def positions(self) -> int:
-        """Positions that the longest sequence takes."""
+        """Positions of the longest sequence."""
         served = PROMPT_LENGTHS[1] + ANSWER_LENGTHS[1]
         longest = {"prefill": self.size, "decode": self.size + 1, "batch": BATCH_CONTEXT + 1, "serve": served}
         return longest.get(self.group, 0)
 
     def work(self, config: ModelConfig, weight_bytes: int, kv_bytes_per_token: int) -> Work | None:
-        """What must be moved and computed; None for the rows that are not about computing."""
+        """Return the bytes to read and the operations to compute; None for rows that are not about computing."""
         if self.group == "prefill":
             return prefill_work(config, weight_bytes, kv_bytes_per_token, self.size)
         if self.group == "decode":
@@ -102,14 +102,15 @@ class Row:
 
 
 def choose_rows(wanted: Sequence[str]) -> list[Row]:
-    """The rows of these names, each once: a group ("prefill") for its usual sizes, or one with a size ("prefill-100").
+    """Return the rows of these names, each once.
 
-    Those that serve come for every policy, unless one is named ("serve-4-chunked").
+    A name is a group with its default sizes ("prefill") or with one size ("prefill-100"). Rows about serving are
+    returned for every policy, unless the name has one ("serve-4-chunked").
 
     Raises
     ------
     RequestError
-        A name is none of them.
+        A name is unknown.
     """
     rows = []
     for name in wanted:
@@ -117,8 +118,8 @@ def choose_rows(wanted: Sequence[str]) -> list[Row]:
         group, size, policy = match.groups() if match else ("", None, None)
         if group not in SIZES or (size and not SIZES[group]) or (policy and group != "serve"):
             raise RequestError(
-                f"row {name!r} is unknown; there are {', '.join(SIZES)}, and those with sizes may be asked for one, "
-                "as in prefill-100, decode-500, batch-3 or serve-16; serve-16-chunked is for one policy"
+                f"row {name!r} is unknown; it can be {', '.join(SIZES)}, or one of them with a size, such as "
+                "prefill-100, decode-500, batch-3 or serve-16; serve-16-chunked selects a policy"
             )
         policies = ((policy,) if policy else POLICIES) if group == "serve" else ("",)
         sizes = (int(size),) if size else SIZES[group] or (0,)
@@ -127,10 +128,10 @@ def choose_rows(wanted: Sequence[str]) -> list[Row]:
 
 
 class Computing:
-    """A "prefill", "decode" or "batch" row, measured on engines that have the model loaded.
+    """A "prefill", "decode" or "batch" row, measured on engines that have loaded the model.
 
-    All engines get the same random tokens: what they are makes no difference to the work, but prompts that are alike
-    could be shared.
+    All engines get the same random tokens. The work does not depend on them, but equal prompts could share cache
+    blocks.
     """
 
     def __init__(self, row: Row, vocab_size: int):
@@ -142,13 +143,13 @@ class Computing:
         self.next_tokens = draw(vocab_size, size=sequences).tolist()
 
     def prepare(self, worker: Worker) -> None:
-        """Fill the cache of a row that continues something; and do once, untimed, what will be timed."""
+        """Fill the cache for "decode" and "batch", then run once, untimed."""
         if self.row.group != "prefill":
             worker.call("fill", prompts=self.prompts)
         self.seconds(worker)
 
     def seconds(self, worker: Worker) -> float:
-        """One turn: the median of a few, but for the first: the engine has been asleep, and others used the caches."""
+        """Run one turn; return the median of a few repeats without the first, when the processor's caches are cold."""
         if self.row.group == "prefill":
             repeats = 1 if self.row.size > 256 else 4
             seconds = worker.call("prefill", tokens=self.prompts[0], repeats=repeats)
@@ -158,20 +159,20 @@ class Computing:
 
 
 class Serving:
-    """A "serve" row, measured on minillm, whose policies it compares: a run of its engine on the requests of all rows.
+    """A "serve" row, which compares minillm's own policies on the same requests.
 
-    Lengths are those that people send: many short and few long ones, in no order.
+    The lengths are distributed as in real traffic, many short and few long ones, in random order.
     """
 
     def __init__(self, row: Row, vocab_size: int):
         self.row = row
-        random = np.random.default_rng(SERVED)
+        random = np.random.default_rng(NUM_REQUESTS)
         lengths = random.permutation(spread_lengths(*PROMPT_LENGTHS))
         self.prompts = [random.integers(vocab_size, size=length).tolist() for length in lengths]
         self.answer_lengths = random.permutation(spread_lengths(*ANSWER_LENGTHS)).tolist()
 
     def run(self, worker: Worker) -> RunMetrics:
-        """One turn."""
+        """Run one turn."""
         return RunMetrics(
             **worker.call(
                 "serve",
@@ -185,5 +186,5 @@ class Serving:
 
 
 def spread_lengths(shortest: int, longest: int) -> list[int]:
-    """A length for each request that is served: as many between 10 and 20 as between 100 and 200."""
-    return np.geomspace(shortest, longest, SERVED).round().astype(int).tolist()
+    """Return a length per request, spaced geometrically: as many between 10 and 20 as between 100 and 200."""
+    return np.geomspace(shortest, longest, NUM_REQUESTS).round().astype(int).tolist()

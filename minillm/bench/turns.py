@@ -1,8 +1,9 @@
-"""Fair comparison: who is compared takes turns, and only neighbours in time are divided by each other.
+"""Fair comparison: engines take turns, and only measurements that follow each other directly are compared.
 
-A machine wanders: it heats up, its neighbours wake. Measuring one engine for a minute and then the other compares two
-minutes, not two engines. So each round measures ours and, right after, the other; its ratio is of these two alone;
-and the result is the median of the rounds' ratios, shown with the smallest and the largest.
+A machine's speed varies: it heats up, or other programs start. Measuring one engine for a minute and then the other
+would compare two minutes instead of two engines. So each round measures ours and, right after it, a peer, and the
+round's ratio is of these two measurements. The result is the median of the rounds' ratios, shown with the smallest and
+the largest.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from dataclasses import dataclass, field
 
 from minillm.errors import BenchmarkError
 
-Measure = Callable[[], float]  # one turn: an amount of which less is better, such as seconds
+Measure = Callable[[], float]  # runs one turn; returns an amount of which less is better, such as seconds
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A few numbers in short."""
+    """Summary of a few numbers."""
 
     median: float
     low: float
@@ -26,30 +27,30 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Median, smallest and largest of at least one value."""
+        """Return the median, smallest and largest of at least one value."""
         return cls(statistics.median(values), min(values), max(values))
 
 
 @dataclass
 class Turns:
-    """What taking turns gave: amounts by engine, and for each peer, round by round, its amount over ours."""
+    """The result of taking turns: amounts by engine, and for each peer and round, its amount divided by ours."""
 
     amounts: dict[str, list[float]] = field(default_factory=dict)
     ratios: dict[str, list[float]] = field(default_factory=dict)
-    failures: dict[str, str] = field(default_factory=dict)  # engines that could not be measured, and why
+    failures: dict[str, str] = field(default_factory=dict)  # reasons by engine that could not be measured
 
 
 def take_turns(ours: str, measures: Mapping[str, Measure], rounds: int) -> Turns:
-    """Measure `ours`, a peer, `ours`, the next peer, ... and all that `rounds` times.
+    """Measure `ours`, a peer, `ours`, the next peer, and so on, `rounds` times.
 
     Parameters
     ----------
-    ours : the engine that the others are compared with; one of `measures`
-    measures : how each engine takes its turn; a BenchmarkError ends the part of the engine that raises it
+    ours : the engine that the others are compared with; a key of `measures`
+    measures : runs a turn of each engine; an engine that raises BenchmarkError is not measured again
 
     Returns
     -------
-    Turns. An engine that failed is in `failures` and nowhere else.
+    Turns. An engine that failed appears only in `failures`.
     """
     turns = Turns()
 

@@ -1,15 +1,15 @@
-"""The other end of `client`: one engine in a process of its own, doing what it is told, a line at a time.
+"""The worker process: one engine, which executes the requests of `client`, one line each.
 
     python -P worker.py ENGINE.py
 
-ENGINE.py defines `Engine`, whose methods are what can be asked for. Requests and replies are lines of JSON:
+ENGINE.py defines `ENGINE`, a class whose methods can be called. Requests and replies are lines of JSON:
 
     (started)                                            {"result": null}
     {"call": "prefill", "arguments": {"tokens": [1]}}    {"result": [0.0042]}
     {"call": "logits", "arguments": {"tokens": [-1]}}    {"error": "ValueError: token -1 ..."}
 
-Between requests it sleeps, waiting for the next line. It may run under the Python of another virtual environment,
-where this project is not installed: so nothing but the standard library is imported here.
+Between requests it waits for the next line. It can run in the Python of another virtual environment, where this project
+is not installed, so it imports nothing but the standard library.
 """
 
 import gc
@@ -22,21 +22,21 @@ from typing import Any, TextIO
 
 
 def main(engine_file: str) -> None:
-    """Make the engine and serve it until standard input ends."""
+    """Create the engine and execute requests until standard input ends."""
     replies = take_over_stdout()
     try:
         engine = load_engine(engine_file)
-    except ImportError as error:  # the engine's package is not installed here
+    except ImportError as error:  # the engine's package is not installed
         reply(replies, error=str(error), missing=error.name or "")
         return
     reply(replies, result=None)
     gc.disable()
     for line in sys.stdin:
         request = json.loads(line)
-        gc.collect()  # now, and not while something is timed
+        gc.collect()  # here, and not while something is timed
         try:
-            ask = peak_bytes if request["call"] == "peak_bytes" else getattr(engine, request["call"])
-            result = ask(**request["arguments"])
+            method = peak_bytes if request["call"] == "peak_bytes" else getattr(engine, request["call"])
+            result = method(**request["arguments"])
         except Exception as error:
             reply(replies, error=f"{type(error).__name__}: {error}")
         else:
@@ -44,7 +44,7 @@ def main(engine_file: str) -> None:
 
 
 def take_over_stdout() -> TextIO:
-    """Standard output, for replies alone: what libraries print goes to standard error from now on."""
+    """Reserve standard output for replies; whatever libraries print goes to standard error."""
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return replies
@@ -57,17 +57,19 @@ def reply(replies: TextIO, **message: Any) -> None:
 
 
 def load_engine(path: str) -> Any:
-    """An `Engine` as the file at `path` defines it."""
+    """Return an instance of the `ENGINE` that the file at `path` defines."""
     spec = importlib.util.spec_from_file_location(Path(path).stem + "_engine", path)
+    assert spec is not None  # both hold for every path that ends in .py
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    return module.Engine()
+    return module.ENGINE()
 
 
 def peak_bytes() -> int | None:
-    """The most memory this process has held so far, in bytes; None where the system does not say."""
-    try:  # Linux: unlike getrusage's figure, this one forgets what the parent held when it forked
+    """Return the peak memory of this process in bytes, or None if the system does not report it."""
+    try:  # Linux: unlike getrusage's figure, this one does not include the parent's memory
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024

@@ -19,13 +19,13 @@ from minillm import BenchmarkError, RequestError, bench, cli
 from minillm.bench import Settings, machine, peers, run_benchmark
 from minillm.bench.benchmark import Benchmark, RowResult
 from minillm.bench.client import NotInstalled, Worker
-from minillm.bench.exactness import largest_difference
+from minillm.bench.exactness import max_difference
 from minillm.bench.machine import Machine
 from minillm.bench.peers import FLOAT32, EngineSpec, stored_as
 from minillm.bench.plot import draw
 from minillm.bench.report import build_serving_table, build_table, conditions, footnotes, format_amount, show, to_json
-from minillm.bench.rows import FRESH, QUICK, SERVED, SIZES, Row, choose_rows
-from minillm.bench.serving import ImaginedEngine, serve_clients
+from minillm.bench.rows import FRESH, NUM_REQUESTS, QUICK, SIZES, Row, choose_rows
+from minillm.bench.serving import SimulatedEngine, serve_clients
 from minillm.bench.turns import Spread, Turns, take_turns
 from minillm.checkpoints import open_checkpoint
 from minillm.engine import EngineConfig
@@ -41,7 +41,7 @@ import numpy as np
 
 SHIFT = 0
 
-class Engine:
+class FakeEngine:
     def load(self, path, threads, **options):
         return {"version": f"fake with {threads}", "weight_bytes": 1000, "kv_bytes_per_token": 10}
     def prefill(self, tokens, repeats):
@@ -56,6 +56,8 @@ class Engine:
         np.save(path, np.array([[token, 0.0] for token in tokens]) + SHIFT * len(tokens))
     def requantize(self, source, target, storage, threads):
         open(target, "w").write(storage)
+
+ENGINE = FakeEngine
 """
 CONFIG = ModelConfig("llama", 288, 64, 96, 2, 4, 2, 16, 128)
 counts = st.integers(1, 200)
@@ -235,7 +237,7 @@ def test_amounts_in_fitting_units(name, amount, text):
 
 PROTOCOL_ENGINE = """
 import os, sys, time
-class Engine:
+class ProtocolEngine:
     def add(self, left, right):
         print("noise on standard output")
         os.write(1, b"noise below Python\\n")
@@ -247,6 +249,8 @@ class Engine:
         os._exit(7)
     def sleep(self):
         time.sleep(60)
+
+ENGINE = ProtocolEngine
 """
 
 
@@ -259,16 +263,16 @@ def test_a_worker_answers_survives_errors_and_dies_with_a_message(tmp_path):
             worker.call("unheard_of")
         assert worker.call("add", left=1, right=2) == 3
         assert worker.call("peak_bytes") > 1e6
-        with pytest.raises(BenchmarkError, match="ended with status 7; it last said: last words"):
+        with pytest.raises(BenchmarkError, match="ended with status 7; last line of stderr: last words"):
             worker.call("die")
         assert not worker.is_alive
         with pytest.raises(BenchmarkError, match="status 7"):
             worker.call("add", left=1, right=2)
 
 
-def test_a_worker_that_does_not_answer_is_ended(tmp_path):
+def test_a_worker_that_does_not_answer_is_killed(tmp_path):
     with (
-        Worker(engine_file(tmp_path, PROTOCOL_ENGINE), patience=0.5) as worker,
+        Worker(engine_file(tmp_path, PROTOCOL_ENGINE), timeout=0.5) as worker,
         pytest.raises(BenchmarkError, match="did not answer within"),
     ):
         worker.call("sleep")
@@ -277,7 +281,7 @@ def test_a_worker_that_does_not_answer_is_ended(tmp_path):
 def test_workers_that_cannot_start(tmp_path):
     with pytest.raises(NotInstalled, match="no_such_package"):
         Worker(engine_file(tmp_path, "import no_such_package"))
-    with pytest.raises(BenchmarkError, match="status 1; it last said: ZeroDivisionError"):
+    with pytest.raises(BenchmarkError, match="status 1; last line of stderr: ZeroDivisionError"):
         Worker(engine_file(tmp_path, "1 / 0"))
     with pytest.raises(BenchmarkError, match="cannot be started"):
         Worker(engine_file(tmp_path, PROTOCOL_ENGINE), python=str(tmp_path / "no_python"))
@@ -286,14 +290,14 @@ def test_workers_that_cannot_start(tmp_path):
 # --- exactness, and other storage --------------------------------------------------------------------------------
 
 
-def test_the_largest_difference_over_all_prompts(tmp_path):
+def test_the_max_difference_over_all_prompts(tmp_path):
     shifted = FAKE_ENGINE.replace("SHIFT = 0", "SHIFT = 0.125")
     with (
         Worker(engine_file(tmp_path, FAKE_ENGINE, "a.py")) as oracle,
         Worker(engine_file(tmp_path, shifted, "b.py")) as engine,
     ):
-        assert largest_difference(oracle, oracle, [[1, 2], [3]]) == 0
-        assert largest_difference(engine, oracle, [[1, 2], [3]]) == 0.25
+        assert max_difference(oracle, oracle, [[1, 2], [3]]) == 0
+        assert max_difference(engine, oracle, [[1, 2], [3]]) == 0.25
 
 
 def test_a_model_is_stored_in_another_type_once(tmp_path, monkeypatch, tiny_model):
@@ -454,7 +458,7 @@ def test_a_busy_machine_is_warned_about_and_ratios_show_their_spread():
 def test_each_client_waits_for_its_answer_and_time_is_what_the_roofline_says(lengths, clients, policy, budget):
     costs, roof = ModelCosts.of(CONFIG, 1000, 10), Roofline(1e6, 1e9)
     options = EngineConfig(policy=policy, num_blocks=64, max_batch_tokens=budget, prefix_caching=False)
-    engine = ImaginedEngine(costs, roof, options)
+    engine = SimulatedEngine(costs, roof, options)
     trace = serve_clients(engine, [([0] * prompt, answer) for prompt, answer in lengths], clients)
     under_way, arrived, finished = set(), [], []
     for record in trace:
@@ -480,7 +484,7 @@ def test_policies_take_turns_in_serving(tmp_path_factory):
     for result in benchmark.results:
         (run,) = result.runs
         assert result.turns.amounts["minillm"] == [run.seconds]
-        assert run.num_finished == run.num_requests == SERVED
+        assert run.num_finished == run.num_requests == NUM_REQUESTS
         assert run.num_generated_tokens == result.row.tokens
         assert 1 < run.mean_batch_sequences <= 4
     told = json.loads(json.dumps(to_json(benchmark)))
@@ -494,7 +498,7 @@ def test_policies_take_turns_in_serving(tmp_path_factory):
     assert all(f"4 clients, {policy}" in line for policy, line in zip(POLICIES, lines[2:], strict=True))
     assert build_serving_table(benchmark, plain=False).row_count == len(POLICIES)
     benchmark.versions["peer"] = ""
-    assert "other engines take no part" in footnotes(benchmark)[0]
+    assert "compares only minillm's own policies" in footnotes(benchmark)[0]
 
 
 # --- the command line --------------------------------------------------------------------------------------------
@@ -507,7 +511,7 @@ def test_policies_take_turns_in_serving(tmp_path_factory):
         (["--rounds", "0"], "rounds is 0"),
         (["--threads", "0"], "threads is 0"),
         (["--threads", "100000"], "threads is 100000"),
-        (["--json", "no/such/folder/file.json"], "there is no folder"),
+        (["--json", "no/such/folder/file.json"], "does not exist; create it first"),
         (["--as", "Q9"], "storage type 'Q9' is unknown"),
         (["--model", "no-such-model"], "no-such-model"),
     ],

@@ -1,14 +1,14 @@
-"""The engines that are measured. Each file is run by `minillm.bench.worker`, in a process of its own; none is imported.
+"""The engines that are measured. `minillm.bench.worker` runs each file in a process of its own; none is imported.
 
-An engine is a class `Engine` with these methods. Tokens are ids; times are in seconds.
+Each file defines `ENGINE`, a class with these methods. Tokens are ids; times are in seconds.
 
-    load(path, threads, **options)    read the model; returns what is to be known about it (a dict)
-    prefill(tokens, repeats)    compute one prompt from nothing, so often; returns the time of each
-    fill(prompts)               put sequences of equal length into the KV cache, to be continued by `decode`
-    decode(tokens, repeats)     compute one new token for each sequence, so often, always at the same position
-    logits(tokens, path)        write the scores after every token, float32 [T, V], to an .npy file
+    load(path, threads, **options)    read the model; return facts about it (a dict)
+    prefill(tokens, repeats)          compute one prompt from the start, `repeats` times; return the time of each
+    fill(prompts)                     put sequences of equal length into the KV cache, for `decode` to continue
+    decode(tokens, repeats)           compute one new token per sequence, `repeats` times, always at the same position
+    logits(tokens, path)              write the scores after every token, float32 [T, V], to an .npy file
 
-Ours has one more, about which nobody else is asked:
+minillm has one more method:
 
-    serve(prompts, answer_lengths, clients, **options)    serve them all; returns how each fared
+    serve(prompts, answer_lengths, clients, **options)    serve all requests; return the metrics of the run
 """

@@ -1,4 +1,4 @@
-"""llama.cpp through llama-cpp-python's low-level functions: the C library itself, nothing of Python between steps."""
+"""llama.cpp, through llama-cpp-python's low-level functions: the C library itself, with little Python in between."""
 
 import ctypes
 import os
@@ -9,9 +9,9 @@ from typing import Any
 import llama_cpp as lib
 import numpy as np
 
-LARGEST_BATCH = 2048  # tokens handed to llama_decode at once, its own default; it cuts them further by itself
+MAX_BATCH = 2048  # tokens per call of llama_decode; its own default, which it divides further
 
-# What llama_model_quantize is asked for, by GGUF's names.
+# Constants of llama_model_quantize, by GGUF's names of the types.
 FILE_TYPES = {
     "F32": lib.LLAMA_FTYPE_ALL_F32,
     "F16": lib.LLAMA_FTYPE_MOSTLY_F16,
@@ -22,17 +22,17 @@ FILE_TYPES = {
 }
 
 
-class Engine:
-    """See `minillm.bench.engines`. Each task gets a context with as many sequences and positions as it needs."""
+class LlamaCpp:
+    """See `minillm.bench.engines`. Each task gets a context of just the sequences and positions that it needs."""
 
     def __init__(self):
-        self._silence = lib.llama_log_callback(lambda level, text, data: None)  # kept: C calls it for ever
+        self._silence = lib.llama_log_callback(lambda level, text, data: None)  # kept, because C keeps calling it
         lib.llama_log_set(self._silence, ctypes.c_void_p(0))
         lib.llama_backend_init()
         self.context = None
 
     def load(self, path: str, threads: int) -> dict[str, Any]:
-        """The weights; contexts come later."""
+        """Load the weights. Contexts are made later."""
         self.threads = threads
         self.model = lib.llama_model_load_from_file(os.fsencode(path), lib.llama_model_default_params())
         if not self.model:
@@ -41,35 +41,35 @@ class Engine:
         return {"version": f"llama-cpp-python {lib.__version__}"}
 
     def prefill(self, tokens: list[int], repeats: int) -> list[float]:
-        """The cache is emptied before each."""
+        """Time the prompt, with an empty cache each time."""
         self._make_context(1, len(tokens))
         return [self._timed_prefill(tokens) for _ in range(repeats)]
 
     def fill(self, prompts: list[list[int]]) -> None:
-        """Sequence `s` of the context holds prompt `s`."""
+        """Compute every prompt, each in a sequence of the context."""
         self.length = len(prompts[0])
         self._make_context(len(prompts), self.length + 1)
         for sequence, tokens in enumerate(prompts):
             self._run(self._prompt_batches(tokens, sequence))
 
     def decode(self, tokens: list[int], repeats: int) -> list[float]:
-        """The token of the step before is removed first."""
+        """Time steps. The token of the previous step is removed first."""
         return [self._timed_step(tokens) for _ in range(repeats)]
 
     def logits(self, tokens: list[int], path: str) -> None:
-        """One batch, every token of it scored."""
+        """Compute one batch in which every token is scored."""
         self._make_context(1, len(tokens))
         self._run([make_batch(tokens, range(len(tokens)), [0] * len(tokens), [True] * len(tokens))])
         rows = [lib.llama_get_logits_ith(self.context, row) for row in range(len(tokens))]
         np.save(path, np.stack([np.ctypeslib.as_array(row, (self.vocab_size,)) for row in rows]))
 
     def requantize(self, source: str, target: str, storage: str, threads: int) -> None:
-        """Write the GGUF file `source` to `target`, every matrix stored as `storage`, a key of FILE_TYPES."""
+        """Write the GGUF file `source` to `target` with every matrix stored as `storage`, a key of FILE_TYPES."""
         params = lib.llama_model_quantize_default_params()
         params.ftype = FILE_TYPES[storage]
         params.nthread = threads
         params.allow_requantize = True
-        params.pure = True  # without it, llama.cpp would keep some matrices in types of its own choice
+        params.pure = True  # otherwise llama.cpp chooses other types for some matrices
         if lib.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(params)):
             raise RuntimeError(f"llama.cpp cannot write {source} as {storage}")
 
@@ -78,12 +78,12 @@ class Engine:
             lib.llama_free(self.context)
         params = lib.llama_context_default_params()
         params.n_seq_max = num_sequences
-        params.n_ctx = num_sequences * -(-length // 256) * 256  # each sequence's share, in its own steps of 256
-        params.n_batch = LARGEST_BATCH
+        params.n_ctx = num_sequences * -(-length // 256) * 256  # llama.cpp rounds each sequence's share up to 256
+        params.n_batch = MAX_BATCH
         params.n_threads = params.n_threads_batch = self.threads
         self.context = lib.llama_init_from_model(self.model, params)
         if not self.context:
-            raise RuntimeError(f"llama.cpp makes no context for {num_sequences} sequences of {length} tokens")
+            raise RuntimeError(f"llama.cpp cannot make a context for {num_sequences} sequences of {length} tokens")
         self.memory = lib.llama_get_memory(self.context)
 
     def _timed_prefill(self, tokens: list[int]) -> float:
@@ -97,17 +97,17 @@ class Engine:
         return self._run([make_batch(tokens, [self.length] * len(tokens), sequences, [True] * len(tokens))])
 
     def _prompt_batches(self, tokens: list[int], sequence: int) -> list[lib.llama_batch]:
-        """A prompt in as few batches as llama_decode takes it; only its last token is scored."""
+        """Divide a prompt into as few batches as possible; only its last token is scored."""
         batches = []
-        for start in range(0, len(tokens), LARGEST_BATCH):
-            piece = tokens[start : start + LARGEST_BATCH]
+        for start in range(0, len(tokens), MAX_BATCH):
+            piece = tokens[start : start + MAX_BATCH]
             positions = range(start, start + len(piece))
             scored = [position == len(tokens) - 1 for position in positions]
             batches.append(make_batch(piece, positions, [sequence] * len(piece), scored))
         return batches
 
     def _run(self, batches: list[lib.llama_batch]) -> float:
-        """Compute them, give their memory back, and return the seconds that computing took."""
+        """Compute the batches, free their memory, and return the seconds of computing."""
         started = perf_counter()
         statuses = [lib.llama_decode(self.context, batch) for batch in batches]
         lib.llama_synchronize(self.context)
@@ -122,13 +122,18 @@ class Engine:
 def make_batch(
     tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int], scored: Sequence[bool]
 ) -> lib.llama_batch:
-    """One entry a token: where it stands, in which sequence, and whether its scores are wanted."""
+    """Return a batch with one entry per token: its position, its sequence, and whether it is scored."""
     batch = lib.llama_batch_init(len(tokens), 0, 1)
     batch.n_tokens = len(tokens)
-    for row, (token, position, sequence, wanted) in enumerate(zip(tokens, positions, sequences, scored, strict=True)):
+    for row, (token, position, sequence, is_scored) in enumerate(
+        zip(tokens, positions, sequences, scored, strict=True)
+    ):
         batch.token[row] = token
         batch.pos[row] = position
         batch.n_seq_id[row] = 1
         batch.seq_id[row][0] = sequence
-        batch.logits[row] = wanted
+        batch.logits[row] = is_scored
     return batch
+
+
+ENGINE = LlamaCpp

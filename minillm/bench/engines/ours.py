@@ -1,4 +1,4 @@
-"""minillm, as everybody else uses it: `LLM` to load, `Transformer.forward` to compute."""
+"""minillm through its usual interface: `LLM` to load, `Transformer.forward` to compute."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -7,22 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from minillm import LLM, EngineConfig, __version__
-from minillm.engine import Engine as ServingEngine
+from minillm import LLM, Engine, EngineConfig, __version__
 from minillm.llm import PREFILL_CHUNK
 from minillm.model.batch import Batch, Chunk
 from minillm.model.kv_cache import KVCache
 from minillm.ops import backend
 from minillm.trace import run_metrics
 
-backend("numba")  # imported now: loading is to be about the model
+backend("numba")  # compiled code is imported before `load` is timed
 
 
-class Engine:
+class Minillm:
     """See `minillm.bench.engines`."""
 
     def load(self, path: str, threads: int) -> dict[str, Any]:
-        """Also says how many bytes a decode step reads: weights, and keys and values for every token before."""
+        """Load the model; also return the bytes of weights per decode step, and of keys and values per token."""
         self.llm = LLM(path, threads=threads)
         return {
             "version": __version__,
@@ -31,41 +30,42 @@ class Engine:
         }
 
     def prefill(self, tokens: list[int], repeats: int) -> list[float]:
-        """In pieces, as LLM does it."""
-        self._make_room(1, len(tokens))
+        """Time the prompt, computed in chunks as in `LLM`."""
+        self._make_cache(1, len(tokens))
         return [self._timed(self._compute, tokens, self.tables[0]) for _ in range(repeats)]
 
     def fill(self, prompts: list[list[int]]) -> None:
-        """Every sequence gets a block table of its own, with room for one token more."""
+        """Compute every prompt, each with block tables of its own that have room for one more token."""
         self.length = len(prompts[0])
-        self._make_room(len(prompts), self.length + 1)
+        self._make_cache(len(prompts), self.length + 1)
         for tokens, tables in zip(prompts, self.tables, strict=True):
             self._compute(tokens, tables)
 
     def decode(self, tokens: list[int], repeats: int) -> list[float]:
-        """All sequences in one batch."""
+        """Time steps of all sequences in one batch."""
         return [self._timed(self._step, tokens) for _ in range(repeats)]
 
     def logits(self, tokens: list[int], path: str) -> None:
-        """By the front door."""
+        """Compute the scores through `LLM.logits`."""
         np.save(path, self.llm.logits(tokens))
 
     def serve(
         self, prompts: list[list[int]], answer_lengths: list[int], clients: int, **options: Any
     ) -> dict[str, Any]:
-        """Requests of so many clients, each of whom sends the next when it has its answer. Returns `RunMetrics`."""
-        # Imported only now: with it comes the whole benchmark, and how long this engine takes to start is measured.
+        """Serve requests of `clients` clients, each of which waits for its answers; return `RunMetrics` as a dict."""
+        # Imported here, because it imports the whole benchmark, and the start of this process is timed.
         from minillm.bench.serving import serve_clients
 
         longest = max(len(prompt) + length for prompt, length in zip(prompts, answer_lengths, strict=True))
         blocks_each = KVCache.num_blocks_for(self.llm.config, longest, EngineConfig.block_size)
-        config = EngineConfig(num_blocks=clients * blocks_each, **options)
-        cache = KVCache(self.llm.config, config.num_blocks, config.block_size)
-        engine = ServingEngine(self.llm.transformer, cache, config.scheduler(cache), threads=self.llm.threads)
+        num_blocks = clients * blocks_each
+        config = EngineConfig(num_blocks=num_blocks, **options)
+        cache = KVCache(self.llm.config, num_blocks, config.block_size)
+        engine = Engine(self.llm.transformer, cache, config.scheduler(cache), threads=self.llm.threads)
         requests = zip(prompts, answer_lengths, strict=True)
         return asdict(run_metrics(serve_clients(engine, requests, clients)))
 
-    def _make_room(self, num_sequences: int, length: int) -> None:
+    def _make_cache(self, num_sequences: int, length: int) -> None:
         block_size = self.llm.kv_cache.block_size
         blocks_each = KVCache.num_blocks_for(self.llm.config, length, block_size)
         self.cache = KVCache(self.llm.config, num_sequences * blocks_each, block_size)
@@ -90,3 +90,6 @@ class Engine:
         started = perf_counter()
         action(*arguments)
         return perf_counter() - started
+
+
+ENGINE = Minillm

@@ -9,34 +9,34 @@ import torch
 import transformers
 
 
-class Engine:
+class Transformers:
     """See `minillm.bench.engines`."""
 
     def load(self, path: str, threads: int, dtype: str) -> dict[str, Any]:
-        """`dtype` is "float32" or "bfloat16"; a GGUF file is dequantized into it."""
+        """Load the model as `dtype`, "float32" or "bfloat16". A GGUF file is dequantized."""
         torch.set_num_threads(threads)
         torch.set_grad_enabled(False)
         file = Path(path)
-        where = (
+        source = (
             {"pretrained_model_name_or_path": path}
             if file.is_dir()
             else {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
         )
-        model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=getattr(torch, dtype))
+        model = transformers.AutoModelForCausalLM.from_pretrained(**source, dtype=getattr(torch, dtype))
         self.model = model.eval()
         return {"version": f"transformers {transformers.__version__}, torch {torch.__version__}"}
 
     def prefill(self, tokens: list[int], repeats: int) -> list[float]:
-        """A new cache for each."""
+        """Time the prompt, with a new cache each time."""
         return [self._timed_forward(torch.tensor([tokens]), transformers.DynamicCache()) for _ in range(repeats)]
 
     def fill(self, prompts: list[list[int]]) -> None:
-        """One batch of sequences, side by side in one cache."""
+        """Compute all prompts in one batch."""
         self.cache = transformers.DynamicCache()
         self.model(torch.tensor(prompts), past_key_values=self.cache, logits_to_keep=1)
 
     def decode(self, tokens: list[int], repeats: int) -> list[float]:
-        """What a step has added to the cache is cut off after it."""
+        """Time steps. What a step adds to the cache is removed after it."""
         seconds = []
         for _ in range(repeats):
             seconds.append(self._timed_forward(torch.tensor(tokens)[:, None], self.cache))
@@ -44,10 +44,13 @@ class Engine:
         return seconds
 
     def logits(self, tokens: list[int], path: str) -> None:
-        """All of them, widened to float32."""
+        """Compute the scores, as float32."""
         np.save(path, self.model(torch.tensor([tokens])).logits[0].float().numpy())
 
     def _timed_forward(self, tokens: torch.Tensor, cache: transformers.DynamicCache) -> float:
         started = perf_counter()
         self.model(tokens, past_key_values=cache, logits_to_keep=1)
         return perf_counter() - started
+
+
+ENGINE = Transformers
