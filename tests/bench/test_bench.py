@@ -411,7 +411,7 @@ def test_what_was_measured_is_drawn(benchmark, tmp_path):
 
 def test_every_picture_that_has_rows_is_in_the_file(tmp_path, monkeypatch):
     monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")  # text as text
-    titles = ["The roofline of", "Decode rate", "What the KV cache", "Time per output token", "Time to first token"]
+    titles = ["Roofline of", "Decode rate", "Size of the KV cache", "Time per output token", "Time to first token"]
     work = Work(10**9, 10**9)
     results = {
         "none": [],
