@@ -101,7 +101,7 @@ y_plain, y_reordered, y = np.empty((3, outputs), np.float32)
 measure("a loop", W.nbytes, lambda: plain(W, x, y_plain))
 
 # %% [markdown]
-# The loop is compiled, but far from the target. It is a chain: each addition needs the total from the one before. The
+# The loop is compiled, but far from the target. It is a chain: each addition needs the result of the previous one. The
 # result of a fused multiply-add is available after about four cycles, yet a core could start two of them, each on 8 or
 # 16 numbers, in *every* cycle. Several totals at once would keep the core busy, but the compiler must not introduce
 # them. Addition rounds, so `(a + b) + c` can differ from `a + (b + c)`, and the compiler must keep the order we wrote.
@@ -275,8 +275,8 @@ if plt:
     figure.suptitle("The speed of each step (dotted: the memory's read speed)")
 
 # %% [markdown]
-# On the left, the bars get about as long as memory allows. The right side shows what a user notices: the same bytes per
-# second hold ever more weights. Where a bar ends before the line, unpacking and multiplying keep the cores busy.
+# On the left, the bars get about as long as memory allows. The right side shows what a user notices: at the same GB/s,
+# fewer bits mean more weights. Where a bar ends before the dotted line, unpacking and multiplying keep the cores busy.
 #
 # ## Many rows
 #
@@ -389,7 +389,8 @@ print(f"bits per weight: {in_file} in the file, {in_memory} in memory")
 # - **Batch invariance, at a price.** [He et al.
 #   2025](https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/) trace answers that differ at
 #   temperature 0 to exactly this, and fix one order for all shapes, at some cost in speed. vLLM has a
-#   [mode](https://docs.vllm.ai/en/latest/features/batch_invariance/) for it. With fewer lanes than outputs it is cheap.
+#   [mode](https://docs.vllm.ai/en/latest/features/batch_invariance/) for it. With fewer lanes than outputs, it is
+#   cheap.
 #
 # ## Exercises
 #

@@ -209,7 +209,7 @@ for record in trace.steps[::3]:
     print(f"step {record.step:2}  {pool_map(record)} ", {s.request_id: s.block_tables[0] for s in record.running})
 
 # %% [markdown]
-# A's table continues with blocks that B has freed. A's keys are scattered over the pool, and this changes nothing.
+# A's table continues with blocks that B has freed. A's keys are scattered over the pool, and the answer is the same.
 #
 # ## Two tables, one block
 #
@@ -388,8 +388,8 @@ print("same tokens and bits:", answers_of(traces["5 of 6"]) == answers_of(traces
 # - **More memory.** Evicted blocks move to host memory, a disk, or another machine
 #   ([Mooncake](https://arxiv.org/abs/2407.00079), lesson 13). A router sends requests to where their prefix is.
 # - **Isolation.** A cache hit is measurably faster: [Gu et al. 2025](https://arxiv.org/abs/2502.07776) found seven
-#   providers whose customers shared one cache, so that one could learn what another had asked. In vLLM, only requests
-#   with the same [salt](https://docs.vllm.ai/en/latest/design/prefix_caching/) share blocks.
+#   providers whose customers shared one cache, so that one could learn what another had asked. In vLLM, requests with
+#   different [salts](https://docs.vllm.ai/en/latest/design/prefix_caching/) share no blocks.
 #
 # ## Exercises
 #

@@ -317,15 +317,15 @@ for watermark, totals in outcomes.items():
 # need are computed a second time. With much reserved, no sequence is preempted, but the batch has room that stays
 # unused. Where is the optimum? By steps, it is near 0 %; by tokens computed, it is above 10 %. Both answers are right,
 # on different machines. If a step costs the same for any number of tokens (an accelerator, left of its ridge point),
-# steps are time, and recomputing is nearly free. If each token costs (our CPU), it is not. The trade-off is the one of
+# steps are time, and recomputing is nearly free. If each token costs (our CPU), it is not. This is the trade-off of
 # overbooking a flight: the answer depends on the cost of rebooking.
 #
 # ## Which request goes first?
 #
 # The last choice is the order of the queue. *First come, first served* is fair and easy to explain. But a short request
 # behind a long one waits for all of it. `admission="shortest"` admits the shortest prompt first, and `"priority"` the
-# smallest number. We simulate 600 requests, nine of ten of them short, which arrive slightly more slowly than they can
-# be served. One in five has paid for priority:
+# smallest number. We simulate 600 requests, nine out of ten of them short, which arrive slightly more slowly than they
+# can be served. One in five has paid for priority:
 
 # %%
 count = 600

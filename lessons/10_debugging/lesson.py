@@ -86,16 +86,16 @@ pdb(
 # %% [markdown]
 # This session shows the whole engine. The *plan* lists two chunks: one token of the request that decodes, and the first
 # 15 tokens of the other prompt, because the step's budget here is 16. In the *batch* they form one row. The first slot
-# is in the first block and the others are in the next two; nothing else separates the two sequences. The *forward* pass
-# returns a row of scores for each chunk, and `seen` holds every intermediate result. Here we print the position that
-# each of the last layer's nine heads attends to most while the first sequence decodes. *Sample* chooses only one token:
-# most of the second prompt is still to come, so the token after its fifteenth is not needed. After *commit*, one
-# sequence is a token longer, and 15 tokens of the other are computed. The *record* remains: plain data from which every
-# view, trace and metric is made (lesson 7).
+# is in the first block and the others are in the next two; nothing else in these arrays separates the two sequences.
+# The *forward* pass returns a row of scores for each chunk, and `seen` holds every intermediate result. Here we print
+# the position that each of the last layer's nine heads attends to most while the first sequence decodes. *Sample*
+# chooses only one token: most of the second prompt is still to come, so the token after its fifteenth is not needed.
+# After *commit*, one sequence is a token longer, and 15 tokens of the other are computed. The *record* remains: plain
+# data from which every view, trace and metric is made (lesson 7).
 #
 # A condition such as `record.step == 1` stops in the step that matters, and not in the thousand before it. Editors
-# support conditions, too: VS Code reads its configurations from `.vscode/launch.json`, and in PyCharm you right-click a
-# breakpoint.
+# support conditions, too: in PyCharm, right-click a breakpoint. VS Code finds its configurations for the example in
+# `.vscode/launch.json`.
 #
 # ## Down into attention
 #
