@@ -338,8 +338,7 @@ for name, matrix in matrices.items():
 # ## What do fewer bits cost?
 #
 # Rounding weights loses precision. Computing with them can lose more: to multiply integers, llama.cpp also rounds the
-# *inputs*, in blocks of 32, to 8 bits. minillm keeps them in float32. How much error does each step add, against
-# float64?
+# *inputs*, in blocks of 32, to 8 bits. minillm keeps them in float32. How much error does each add, against float64?
 
 # %%
 reference = W[:512].astype(np.float64) @ x
@@ -389,8 +388,7 @@ print(f"bits per weight: {in_file} in the file, {in_memory} in memory")
 # - **Batch invariance, at a price.** [He et al.
 #   2025](https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/) trace answers that differ at
 #   temperature 0 to exactly this, and fix one order for all shapes, at some cost in speed. vLLM has a
-#   [mode](https://docs.vllm.ai/en/latest/features/batch_invariance/) for it. With fewer lanes than outputs, it is
-#   cheap.
+#   [mode](https://docs.vllm.ai/en/latest/features/batch_invariance/) for it. With fewer lanes than outputs it is cheap.
 #
 # ## Exercises
 #

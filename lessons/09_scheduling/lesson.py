@@ -156,7 +156,7 @@ if plt:
 # *simulated* machine. It computes nothing, and its clock advances by the shortest time that lesson 5's roofline allows
 # for each step, for Llama 3.1 8B in 16 bits on an H100 (lesson 7). No real machine is that fast.
 #
-# {{ source: minillm.bench.serving.ImaginedTransformer.forward }}
+# {{ source: minillm.bench.serving.SimulatedTransformer.forward }}
 #
 # Its load comes from 4, 16 or 64 clients. Each client sends its next request when it has received its answer:
 
