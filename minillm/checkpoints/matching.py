@@ -60,8 +60,8 @@ def check_config(config: ModelConfig, source: str) -> None:
         )
     if not config.experts_per_token <= config.num_experts <= MAX_EXPERTS:
         raise CheckpointError(
-            f"{source}: a token uses {config.experts_per_token:,} of {config.num_experts:,} experts; at most all experts "
-            f"can be used, and at most {MAX_EXPERTS:,} experts are supported"
+            f"{source}: a token uses {config.experts_per_token:,} of {config.num_experts:,} experts; expected no more "
+            f"experts than there are, and at most {MAX_EXPERTS:,} in total"
         )
 
 

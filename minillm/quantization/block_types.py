@@ -1,6 +1,6 @@
 """Q4_0, Q4_1, Q5_0, Q5_1, Q8_0: one float16 scale per 32 weights, and in Q4_1 and Q5_1 a minimum.
 
-A weight is `code * scale` in the types whose names end in _0, and `code * scale + minimum` in those that end in _1. The
+A weight is `code * scale` if the name of the type ends in _0, and `code * scale + minimum` if it ends in _1. The
 fields of a block, with their sizes in bytes:
 
     Q8_0    | scale 2 | codes 32, one int8 each                   |   34 bytes, 8.5 bits per weight

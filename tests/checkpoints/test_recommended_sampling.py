@@ -37,7 +37,9 @@ def write(folder, **values):
 def test_settings_are_read_as_transformers_writes_them(tmp_path, given, do_sample):
     expected = {name: value for name, value in given.items() if do_sample or name == "repetition_penalty"}
     chosen = expected | ({} if do_sample is None else {"do_sample": do_sample})
-    chosen |= {"temperature": 1.0} if chosen.get("temperature") == 0 else {}  # transformers refuses to write 0
+    chosen |= (
+        {"temperature": 1.0} if chosen.get("temperature") == 0 else {}
+    )  # transformers does not write a temperature of 0
     transformers.GenerationConfig(**chosen, eos_token_id=[1, 2], max_new_tokens=7).save_pretrained(tmp_path)
     read = sampling_from_folder(tmp_path)
     assert {name: read[name] for name in chosen if name != "do_sample"} == {

@@ -1,4 +1,4 @@
-"""A tiny random model for every architecture, without a file: what they differ in, and nothing they share."""
+"""A config and random weights for a tiny model of each architecture."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ CONFIGS = {name: ModelConfig(architecture=name, **(TINY | own)) for name, own in
 
 
 def in_groups(chunks: Sequence[Chunk], num_groups: int) -> list[Chunk]:
-    """The chunks, which have one block table, with a table for each of `num_groups` KV-cache groups."""
+    """Return chunks with one block table per KV-cache group, derived from the single table of each chunk."""
     return [
         Chunk(
             chunk.token_ids,
@@ -63,7 +63,7 @@ def in_groups(chunks: Sequence[Chunk], num_groups: int) -> list[Chunk]:
 
 
 def random_weights(config: ModelConfig, seed: int = 0) -> Callable[[str], np.ndarray]:
-    """What `Transformer` asks for: the tensor of a name, the same each time."""
+    """Return a function from the name of a tensor to random weights, as `Transformer` requires."""
     rng = np.random.default_rng(seed)
     weights = {
         name: rng.standard_normal(shape, dtype=np.float32) / np.float32(math.sqrt(shape[-1]) if len(shape) > 1 else 5)
