@@ -1,28 +1,30 @@
-"""How the exercises are tested: a `test_exercises.py` asks for `exercises`, the functions of its own lesson.
+"""Fixtures for the tests of the exercises. The fixture `exercises` is the module `exercises.py` of the test's lesson.
 
-pytest lessons/01_tokens              # your functions
-pytest lessons/01_tokens --answers    # the library's in their place
+pytest lessons/01_tokens              # test your functions
+pytest lessons/01_tokens --answers    # test the library's functions instead
 """
 
 import importlib.util
 import os
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Generator
 from types import ModuleType
 
 import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add --answers."""
-    parser.addoption("--answers", action="store_true", help="test the library's functions, not the exercises")
+    """Add the option --answers."""
+    parser.addoption("--answers", action="store_true", help="test the library's functions instead of yours")
 
 
 @pytest.fixture
 def exercises(request: pytest.FixtureRequest) -> ModuleType:
-    """The lesson's `exercises.py`; with --answers, what its `ANSWERS` names is put in their place."""
+    """Load the lesson's `exercises.py`. With --answers, replace its functions by the ones that its `ANSWERS` names."""
     path = request.path.with_name("exercises.py")
     spec = importlib.util.spec_from_file_location(f"exercises of {path.parent.name}", path)
+    assert spec is not None, f"{path} is not a Python file"
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     if request.config.getoption("--answers"):
@@ -32,11 +34,13 @@ def exercises(request: pytest.FixtureRequest) -> ModuleType:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Iterator[None]:
-    """Report an exercise that is still to do in one line, not in a traceback."""
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Report an unwritten exercise in one line instead of a traceback."""
     report = yield
     if call.excinfo and call.excinfo.errisinstance(NotImplementedError):
-        at = call.excinfo.traceback[-1]
-        path = os.path.relpath(at.path, item.config.invocation_params.dir)
-        report.longrepr = f"{at.name}() is yours to write: {path}:{at.lineno + 1}"
+        entry = call.excinfo.traceback[-1]
+        path = os.path.relpath(entry.path, item.config.invocation_params.dir)
+        report.longrepr = f"{entry.name}() is not written yet: {path}:{entry.lineno + 1}"
     return report

@@ -136,8 +136,9 @@ print(*(changed(lambda rows: rows @ W.T, T) for T in (2, 4, 16, 64)))
 
 # %% [markdown]
 # The result for the first row depends on the rows computed with it. In a server, those are other users' requests. The
-# differences are tiny, but when two tokens have nearly equal scores, they can select the other token, and the texts
-# diverge. minillm's product changes no output, as we check below, and runs at full speed. What does it do differently?
+# differences are tiny, but when two tokens have nearly equal scores, a tiny difference can select the other, and the
+# texts diverge. minillm's product changes no output, as we check below, and runs at full speed. What does it do
+# differently?
 #
 # ## Lanes are outputs
 #
@@ -338,14 +339,14 @@ for name, matrix in matrices.items():
 # ## What do fewer bits cost?
 #
 # Rounding weights loses precision. Computing with them can lose more: to multiply integers, llama.cpp also rounds the
-# *inputs*, in blocks of 32, to 8 bits. minillm keeps them in float32. How much error does each add, against float64?
+# *inputs*, in blocks of 32, to 8 bits. minillm keeps them in float32. How much error does each rounding add?
 
 # %%
 reference = W[:512].astype(np.float64) @ x
 x8 = quantize(x[None], 8).dequantize()[0]
 
 
-def error(y, expected):  # relative, root mean square
+def error(y, expected):  # root mean square, relative to the expected values
     return np.sqrt(np.mean((y - expected) ** 2) / np.mean(expected**2))
 
 

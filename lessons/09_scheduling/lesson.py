@@ -201,12 +201,12 @@ if plt:
     figure.suptitle("Latency against throughput for three policies, on a simulated H100")
 
 # %% [markdown]
-# Each line is a policy and each mark a number of concurrent clients. Further right is better for the operator who pays
-# for the machine; lower is better for the users who wait. *Static* is left of the others: many places in its batches
-# stay empty, and late requests wait for the next batch. *Chunked* generates more tokens per second than *continuous*,
-# and more evenly. With 64 clients, the slowest answers take an eighth of the time per token, because decodes share the
-# steps of prompts, which read the weights anyway. The right panel shows the price. With 64 clients, the median time to
-# the first token more than doubles, because prompts now share every step with all decodes.
+# Each line is a policy, and each mark is a number of concurrent clients. Further right is better for the operator who
+# pays for the machine; lower is better for the users who wait. *Static* is left of the others: many places in its
+# batches stay empty, and late requests wait for the next batch. *Chunked* generates more tokens per second than
+# *continuous*, and more evenly. With 64 clients, the slowest answers take an eighth of the time per token, because
+# decodes share the steps of prompts, which read the weights anyway. The right panel shows the price. With 64 clients,
+# the median time to the first token more than doubles, because prompts now share every step with all decodes.
 #
 # ## When memory is full
 #

@@ -318,7 +318,7 @@ def test_an_exercise_is_reported_as_missing_wrong_or_right(lesson):
 
     status, output = test()
     assert status == 1
-    assert f"error() is yours to write: {Path('lessons/01_small/exercises.py')}:5" in output
+    assert f"error() is not written yet: {Path('lessons/01_small/exercises.py')}:5" in output
     assert "NotImplementedError" not in output
     status, output = test("--answers")
     assert (status, "2 passed" in output) == (0, True), output

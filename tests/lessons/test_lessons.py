@@ -166,4 +166,4 @@ def test_no_exercise_passes_unwritten_or_returning_nothing(folder, tmp_path):
     assert done.returncode == 1, done.stdout
     assert " passed" not in done.stdout
     for name in load_exercises(folder).ANSWERS:
-        assert f"{name}() is yours to write" in done.stdout
+        assert f"{name}() is not written yet" in done.stdout
