@@ -1,13 +1,13 @@
-"""The command line: `minillm generate` answers once, `minillm chat` holds a conversation, `minillm bench` measures,
-`minillm info` says what a model is, `minillm trace` draws what was recorded."""
+"""The command line: `minillm generate`, `minillm chat`, `minillm bench`, `minillm info` and `minillm trace`."""
 
 from __future__ import annotations
 
 import argparse
+import io
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -27,7 +27,7 @@ MODEL_HELP = (
 
 
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:
-    """The prompt, and whether it is a message to answer or a text to continue."""
+    """Add the prompt, and whether it is a message to answer or a text to continue."""
     parser.add_argument("prompt", nargs="?", default=DEFAULT_PROMPT, help=f"default: {DEFAULT_PROMPT!r}")
     form = parser.add_mutually_exclusive_group()
     form.add_argument(
@@ -36,45 +36,45 @@ def add_prompt_options(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="a message to answer (default if the model has a chat template)",
     )
-    form.add_argument("--raw", action="store_false", dest="chat", help="a text to continue as it stands")
+    form.add_argument("--raw", action="store_false", dest="chat", help="a text to continue unchanged")
 
 
 def add_model_options(parser: argparse.ArgumentParser, backends: bool = True) -> None:
-    """The options that say which model runs, and how."""
+    """Add the options that select the model and how it runs."""
     parser.add_argument("--model", metavar="MODEL", help=MODEL_HELP)
     if backends:
-        parser.add_argument("--backend", choices=BACKENDS, default="numba", help="what computes (default: numba)")
+        parser.add_argument("--backend", choices=BACKENDS, default="numba", help="default: numba")
     parser.add_argument("--threads", type=int, metavar="N", help="cores to use (default: all)")
 
 
 def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int = 128) -> None:
-    """The options that say how tokens are chosen."""
+    """Add the options that determine how tokens are chosen."""
 
     def option(name: str, kind: type, default: float | None, metavar: str, text: str) -> None:
         parser.add_argument(name, type=kind, default=default, metavar=metavar, help=text)
 
-    option("--max-tokens", int, max_tokens, "N", f"stop after so many (default: {max_tokens})")
-    option("--temperature", float, 0.0, "T", "0 takes the best token always, over 0 draws (default: 0)")
-    option("--top-k", int, 0, "K", "draw among the K best (default: 0, all)")
-    option("--top-p", float, 1.0, "P", "draw among the likeliest that reach probability P (default: 1, all)")
-    option("--min-p", float, 0.0, "P", "drop what is less likely than P times the best (default: 0, nothing)")
-    option("--repetition-penalty", float, 1.0, "R", "over 1 discourages repeats (default: 1)")
-    option("--seed", int, None, "N", "draw the same tokens again (default: a new seed)")
+    option("--max-tokens", int, max_tokens, "N", f"maximum number of new tokens (default: {max_tokens})")
+    option("--temperature", float, 0.0, "T", "0 always takes the best token, above 0 draws (default: 0)")
+    option("--top-k", int, 0, "K", "draw among the K best tokens (default: 0, all)")
+    option("--top-p", float, 1.0, "P", "draw among the most likely tokens that reach probability P (default: 1, all)")
+    option("--min-p", float, 0.0, "P", "drop tokens less likely than P times the best (default: 0, none)")
+    option("--repetition-penalty", float, 1.0, "R", "above 1 discourages repetition (default: 1)")
+    option("--seed", int, None, "N", "seed of the random numbers (default: a new one)")
 
 
 def add_record_option(parser: argparse.ArgumentParser) -> None:
-    """Whether the run is to be kept."""
-    parser.add_argument("--trace", metavar="FILE", help="record the run there, for `minillm trace FILE`")
+    """Add the option to record the run."""
+    parser.add_argument("--trace", metavar="FILE", help="record the run to FILE, for `minillm trace FILE`")
 
 
 @contextmanager
 def recorded(llm: LLM, path: str | None) -> Iterator[None]:
-    """Write what the engine does meanwhile to `path`, whatever ends it; None records nothing."""
+    """Record the engine's steps within the `with` block to `path`, even if the block fails; None records nothing."""
     if path is None:
         yield
         return
     trace = Trace(llm.engine.facts)
-    trace.write(path)  # fails at once, not at the end
+    trace.write(path)  # fails here rather than at the end
     llm.engine.listeners.append(trace.append)
     try:
         yield
@@ -84,7 +84,7 @@ def recorded(llm: LLM, path: str | None) -> Iterator[None]:
 
 
 def sampling_params(options: argparse.Namespace) -> SamplingParams:
-    """What `add_sampling_options` read."""
+    """Return the sampling parameters of the parsed options."""
     return SamplingParams(
         max_tokens=options.max_tokens,
         temperature=options.temperature,
@@ -97,12 +97,12 @@ def sampling_params(options: argparse.Namespace) -> SamplingParams:
 
 
 def load_model(options: argparse.Namespace) -> LLM:
-    """The model that `add_model_options` read."""
+    """Load the model of the parsed options."""
     return LLM(options.model, backend=options.backend, threads=options.threads)
 
 
-def show_stream(deltas: Iterator[Delta]) -> tuple[str, Metrics | None]:
-    """Print an answer as it comes, until its end or Ctrl-C; return its text and what it took."""
+def show_stream(deltas: Generator[Delta, None, None]) -> tuple[str, Metrics | None]:
+    """Print an answer as it arrives, until its end or Ctrl-C; return its text and metrics."""
     pieces, metrics = [], None
     try:
         for delta in deltas:
@@ -116,11 +116,11 @@ def show_stream(deltas: Iterator[Delta]) -> tuple[str, Metrics | None]:
 
 
 def summary(metrics: Metrics) -> str:
-    """One line each for prefill, decode, the first token and the cache."""
+    """Return one line each for prefill, decode, the first token and the cache."""
     m = metrics
     computed = m.num_prompt_tokens - m.num_cached_tokens
     cached = f" ({m.num_cached_tokens} more were cached)" if m.num_cached_tokens else ""
-    decoded = m.num_generated_tokens - 1  # the first comes out of the prefill
+    decoded = m.num_generated_tokens - 1  # the first belongs to the prefill
     return "\n".join(
         [
             f"prefill      {computed:5} tokens  {m.prefill_seconds * 1e3:8.1f} ms  "
@@ -134,12 +134,12 @@ def summary(metrics: Metrics) -> str:
 
 
 def show_summary(metrics: Metrics) -> None:
-    """Print `summary`, dimmed where a terminal can."""
+    """Print `summary`, dimmed if the terminal supports it."""
     Console(highlight=False).print(summary(metrics), style="dim", markup=False, soft_wrap=True)
 
 
 def generate(options: argparse.Namespace) -> None:
-    """`minillm generate`: one prompt, one answer, then what it took."""
+    """Answer one prompt, then print how long it took."""
     llm = load_model(options)
     if options.chat or (options.chat is None and llm.can_chat):
         prompt = llm.encode_chat([{"role": "user", "content": options.prompt}])
@@ -153,26 +153,26 @@ def generate(options: argparse.Namespace) -> None:
 
 
 def chat(options: argparse.Namespace) -> None:
-    """`minillm chat`: turn by turn. Each turn computes only what is new: the KV cache holds the conversation so far."""
+    """Hold a conversation. Each turn computes only its new tokens, because the KV cache holds the earlier ones."""
     llm, params = load_model(options), sampling_params(options)
     messages = [{"role": "system", "content": options.system}] if options.system else []
-    opening = len(messages)
+    num_system = len(messages)
     interactive = sys.stdin is not None and sys.stdin.isatty()
     if interactive:
-        print("Type a message; /clear forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer.")
+        print("Type a message. /clear starts a new conversation, /exit or Ctrl-D quits, Ctrl-C stops an answer.")
     while (text := _read_message(interactive)) is not None:
         if text == "/clear":
-            del messages[opening:]
+            del messages[num_system:]
             continue
         messages.append({"role": "user", "content": text})
         try:
-            room = llm.context_length - len(llm.encode_chat(messages))
+            num_left = llm.context_length - len(llm.encode_chat(messages))
             answer, metrics = show_stream(
-                llm.stream_chat(messages, replace(params, max_tokens=max(1, min(params.max_tokens, room))))
+                llm.stream_chat(messages, replace(params, max_tokens=max(1, min(params.max_tokens, num_left))))
             )
         except MinillmError as error:
             messages.pop()
-            print(f"{error} (/clear forgets the conversation)", file=sys.stderr)
+            print(f"{error} (/clear starts a new conversation)", file=sys.stderr)
             continue
         messages.append({"role": "assistant", "content": answer})
         if options.stats and metrics:
@@ -180,31 +180,38 @@ def chat(options: argparse.Namespace) -> None:
 
 
 def add_bench_options(parser: argparse.ArgumentParser) -> None:
-    """What to measure, beside whom, and where the figures go."""
+    """Add the options of a benchmark."""
 
     def option(name: str, metavar: str, text: str, **more: Any) -> None:
         parser.add_argument(name, metavar=metavar, help=text, **more)
 
-    option("--rounds", "N", "turns of every row (default: 5)", type=int, default=5)
+    option("--rounds", "N", "turns per row (default: 5)", type=int, default=5)
     option(
         "--rows", "ROW", "load, start, memory, prefill, decode-64, batch-16, serve-4, exactness, ... (all)", nargs="+"
     )
-    parser.add_argument("--peers", action="store_true", help="measure llama.cpp and transformers, too, turn by turn")
-    option("--peer-python", "PATH", "a Python that has them (may be repeated; default: this one)", action="append")
-    option("--as", "TYPE", "have llama.cpp store the model in this type first: Q8_0, F16, F32, ...", dest="storage")
-    parser.add_argument("--quick", action="store_true", help="a few rows, once: to see that all works, not to quote")
-    option("--json", "FILE", "write all figures there")
+    parser.add_argument(
+        "--peers", action="store_true", help="also measure llama.cpp and transformers, in alternating turns"
+    )
+    option(
+        "--peer-python",
+        "PATH",
+        "a Python that has them (can be repeated; default: this one)",
+        action="append",
+    )
+    option("--as", "TYPE", "type in which llama.cpp first stores the model: Q8_0, F16, F32, ...", dest="storage")
+    parser.add_argument("--quick", action="store_true", help="a few rows, once: checks that everything works")
+    option("--json", "FILE", "write all figures to FILE")
     option(
         "--plot",
         "FILE",
-        "draw there (.png, .svg, .pdf), side by side: the roofline; the KV cache's size; and, where their rows were "
+        "draw plots to FILE (.png, .svg, .pdf): the roofline; the size of the KV cache; and, if their rows were "
         "measured, decode rate against batch size (batch) and latency against throughput (serve)",
     )
 
 
 def bench(options: argparse.Namespace) -> None:
-    """`minillm bench`: how fast, beside what the machine can do and what other engines need."""
-    from minillm.bench import Settings, run  # only now: an answer need not wait for it
+    """Measure speed, compared with the limits of the machine and with other engines."""
+    from minillm.bench import Settings, run  # imported here, so that the other commands start faster
 
     settings = Settings(
         model=options.model,
@@ -220,57 +227,57 @@ def bench(options: argparse.Namespace) -> None:
 
 
 def add_trace_options(parser: argparse.ArgumentParser) -> None:
-    """Which runs to draw, and where."""
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="a recorded run, or two to see side by side")
-    parser.add_argument("-o", "--output", metavar="FILE", help="the page (default: beside the run, with .html)")
-    parser.add_argument("--open", action="store_true", help="show it in the browser")
-    parser.add_argument("--perfetto", metavar="FILE", help="write the run there, too, for ui.perfetto.dev (of one run)")
+    """Add the options of a page of recorded runs."""
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a recorded run, or two to compare")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the page (default: the run's path with .html)")
+    parser.add_argument("--open", action="store_true", help="open it in the browser")
+    parser.add_argument("--perfetto", metavar="FILE", help="also write a single run to FILE, for ui.perfetto.dev")
     parser.add_argument(
         "--roofline",
         type=roofline,
         metavar="GB/S,GFLOP/S",
-        help="what the machine can do, as `minillm bench` says it (default: the best that the run itself reached)",
+        help="limits of the machine, from `minillm bench` (default: the best rates of the run itself)",
     )
 
 
 def roofline(text: str) -> Roofline:
-    """What `--roofline` means: gigabytes and billions of operations a second.
+    """Parse `--roofline`: gigabytes and billions of operations, both per second.
 
     Raises
     ------
     argparse.ArgumentTypeError
-        It is not two numbers over 0.
+        The text is not two numbers above 0.
     """
     try:
         bandwidth, peak = (float(part) for part in text.split(","))
     except ValueError:
         bandwidth = peak = math.nan
     if not (0 < bandwidth < math.inf and 0 < peak < math.inf):
-        raise argparse.ArgumentTypeError(f"{text!r} is not two numbers over 0 with a comma between, such as 46.5,247")
+        raise argparse.ArgumentTypeError(f"{text!r} is not two numbers above 0, separated by a comma, such as 46.5,247")
     return Roofline(bandwidth * 1e9, peak * 1e9)
 
 
 def trace(options: argparse.Namespace) -> None:
-    """`minillm trace`: a recorded run as a page for the browser, or two side by side."""
-    from minillm.view.command import run  # only now: an answer need not wait for it
+    """Draw a recorded run, or two side by side, as a page for the browser."""
+    from minillm.view.command import run  # imported here, so that the other commands start faster
 
     pages = {"output": options.output, "perfetto": options.perfetto}
     run(options.runs, **pages, roofline=options.roofline, open_page=options.open)
 
 
 def info(options: argparse.Namespace) -> None:
-    """`minillm info`: what a model is, what its tensors are stored as, and what fits into memory beside it."""
-    from minillm.info import run  # only now: an answer need not wait for it
+    """Describe a model: its sizes, the types of its tensors, and how many sequences fit into memory beside it."""
+    from minillm.info import run  # imported here, so that the other commands start faster
 
     run(options.model, memory_gigabytes=options.memory)
 
 
 def _read_message(interactive: bool) -> str | None:
-    """The next line that says something; None at the end."""
+    """Read the next line that is not empty; return None at the end of input."""
     while True:
         try:
             line = input("> " if interactive else "").strip()
-        except (EOFError, RuntimeError):  # the second: there is no standard input at all
+        except (EOFError, RuntimeError):  # RuntimeError: there is no standard input
             return None
         if line in ("/exit", "/quit"):
             return None
@@ -279,8 +286,10 @@ def _read_message(interactive: bool) -> str | None:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """All commands and their options."""
-    parser = argparse.ArgumentParser(prog="minillm", description="LLM inference you can read and run.")
+    """Return the parser of all commands and their options."""
+    parser = argparse.ArgumentParser(
+        prog="minillm", description="LLM inference serving that you can read, run and step through."
+    )
     parser.add_argument("--version", action="version", version=f"minillm {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -293,7 +302,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("chat", help="hold a conversation", description=chat.__doc__)
     command.add_argument("--system", metavar="TEXT", help="a system message to begin with")
-    command.add_argument("--stats", action="store_true", help="after each answer, say what it took")
+    command.add_argument("--stats", action="store_true", help="print how long each answer took")
     add_model_options(command)
     add_sampling_options(command, max_tokens=512)
     command.set_defaults(run=chat)
@@ -303,39 +312,39 @@ def build_parser() -> argparse.ArgumentParser:
     add_bench_options(command)
     command.set_defaults(run=bench)
 
-    command = commands.add_parser("info", help="say what a model is", description=info.__doc__)
+    command = commands.add_parser("info", help="describe a model", description=info.__doc__)
     command.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
-    command.add_argument("--memory", type=float, metavar="GB", help="reckon with so much (default: what is available)")
+    command.add_argument("--memory", type=float, metavar="GB", help="assume this much memory (default: all available)")
     command.set_defaults(run=info)
 
-    command = commands.add_parser("trace", help="look at a recorded run", description=trace.__doc__)
+    command = commands.add_parser("trace", help="draw a recorded run", description=trace.__doc__)
     add_trace_options(command)
     command.set_defaults(run=trace)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit status: 0, 2 for bad input, 130 when interrupted."""
+    """Run a command; return the exit status: 0 for success, 2 for bad input, 130 for an interrupt."""
     options = build_parser().parse_args(arguments)
     return run_safely(lambda: options.run(options))
 
 
 def run_safely(action: Callable[[], None]) -> int:
-    """Run `action`, turning what a user can cause into one line and an exit status."""
+    """Run `action`. Errors that a user can cause become one line and an exit status."""
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:  # it is, where the shell closed it
-            stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows a stand-in
+        if isinstance(stream, io.TextIOWrapper):  # None if the shell closed it
+            stream.reconfigure(errors="replace")  # a replacement for characters that the terminal cannot show
     try:
         action()
         if sys.stdout is not None:
             sys.stdout.flush()
-    except BrokenPipeError:  # whoever read our output has had enough
-        _let_go_of_stdout()
+    except BrokenPipeError:  # the reader of the output has closed it
+        _discard_stdout()
         return 0
     except (MinillmError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         if isinstance(error, OSError):
-            _let_go_of_stdout()
+            _discard_stdout()
         return 2
     except KeyboardInterrupt:
         print(file=sys.stderr)
@@ -343,8 +352,8 @@ def run_safely(action: Callable[[], None]) -> int:
     return 0
 
 
-def _let_go_of_stdout() -> None:
-    """What could not be written shall not be tried again when Python exits."""
+def _discard_stdout() -> None:
+    """Discard unwritten output, so that Python does not try to write it again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,15 +1,15 @@
-"""Every exception minillm raises on purpose, so that a caller can tell bad input from a bug; and what it warns of.
+"""Every exception that minillm raises on purpose, so that a caller can tell bad input from a bug; and its warning.
 
-Each message says what was wrong, where, and what to do about it.
+Each message states what was wrong, where, and what to do.
 """
 
 
 class MinillmError(Exception):
-    """Base of all errors below."""
+    """Base class of the errors below."""
 
 
 class CatalogError(MinillmError):
-    """A model could not be found or fetched."""
+    """A model cannot be found or fetched."""
 
 
 class CheckpointError(MinillmError):
@@ -17,7 +17,7 @@ class CheckpointError(MinillmError):
 
 
 class UnsupportedError(MinillmError):
-    """A file is fine, but asks for something minillm does not do (an architecture, a type, a pre-tokenizer)."""
+    """A file is valid but needs something that minillm does not support: an architecture, a type, a pre-tokenizer."""
 
 
 class TokenizerError(MinillmError):
@@ -33,28 +33,28 @@ class RequestError(MinillmError, ValueError):
 
 
 class BackendError(MinillmError):
-    """A backend cannot compute on this machine: its library is not installed, or finds no device."""
+    """A backend cannot run on this machine: its library is not installed, or finds no device."""
 
 
 class BusyError(RequestError):
-    """Another thread is using the engine, or has requests under way."""
+    """Another thread is using the engine, or its requests are unfinished."""
 
 
 class CapacityError(MinillmError, MemoryError):
-    """The machine's memory does not hold what was asked for."""
+    """The machine has too little memory."""
 
 
 class BenchmarkError(MinillmError):
-    """A measurement could not be made: an engine is not installed, crashed, or did not answer."""
+    """A measurement failed: an engine is not installed, crashed, or did not answer."""
 
 
 class TraceError(MinillmError):
-    """A file of records is none, is damaged, or says what cannot be."""
+    """A file is not a trace, is damaged, or contains impossible values."""
 
 
 class NumericError(MinillmError):
-    """A computation gave NaN or infinity where a number was needed."""
+    """A computation produced NaN or infinity where a number was needed."""
 
 
 class SlowThreadsWarning(RuntimeWarning):
-    """Results will be right but late: the machine lacks what fast parallel loops need."""
+    """Results are correct but slow, because the machine lacks fast parallel loops."""

@@ -438,7 +438,9 @@ def test_a_bad_prompt_among_good_ones_starts_nothing(llm):
         ([[1, 2], [3]], [SamplingParams(max_tokens=1)]),
     ):
         before = llm.engine.step().step
-        with pytest.raises(RequestError, match=r"empty|need 1001 positions|params are dict|2 prompts came with 1 params"):
+        with pytest.raises(
+            RequestError, match=r"empty|need 1001 positions|params are dict|2 prompts came with 1 params"
+        ):
             llm.generate(prompts, params)
         assert llm.engine.step().step == before + 1
         assert not llm.engine.has_unfinished

@@ -1,7 +1,7 @@
-"""What a model is, and what it takes to run it, from its headers and a few rows: nothing is loaded.
+"""Facts about a model and the memory that it needs, from its headers and a few rows, without loading it.
 
-facts.py    what is in the file, and what becomes of it in memory
-memory.py   what this machine has, and what fits
+facts.py    the tensors in the file and in memory
+memory.py   the memory of this machine, and what fits into it
 report.py   both as tables
 command.py  `minillm info`
 """

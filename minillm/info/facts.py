@@ -1,4 +1,4 @@
-"""What is in a model's file, part by part, and what becomes of it in memory."""
+"""The tensors of a model's file, part by part, and their types and sizes in memory."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from minillm.ops import backend
 from minillm.quantization import QuantizedMatrix
 
 PARTS = ("embedding", "attention", "mlp", "norms", "head")
-SAMPLE = 64  # rows of a matrix that are read to see what becomes of all: the outputs of one tile
-FLOATS = {32: "float32", 16: "bfloat16"}  # bits that a weight takes -> what the compiled backend keeps it as
+SAMPLE = 64  # rows of a matrix that are read to determine its type in memory: the outputs of one tile
+FLOATS = {32: "float32", 16: "bfloat16"}  # bits per weight -> type in memory, in the compiled backend
 
 
 @dataclass(frozen=True)
 class TensorGroup:
-    """Tensors of one part of a model that the file stores alike.
+    """Tensors of one part of a model that the file stores in the same type.
 
     Attributes
     ----------
-    part : one of PARTS. Biases belong to the part that their matrices belong to.
-    storage : what ggml calls the type
-    count : tensors
+    part : one of PARTS. Biases belong to the part of their matrices.
+    storage : ggml's name of the type in the file
+    count : number of tensors
     num_values : numbers in all of them
-    num_bytes : that they take in the file
-    kept_as : what the compiled backend makes of them: "4 bits" to "8 bits" (integer codes), "bfloat16", "float32"
-    bytes_in_memory : that it takes, scales and minimums included. Whether float16 does for these is judged by a sample
-        of rows, so that this may be off by a few per cent.
-    is_widened : whether a number's own bits, scales apart, are more in memory than all it takes in the file
+    num_bytes : bytes in the file
+    memory_type : type in the compiled backend's memory: "4 bits" to "8 bits" (integer codes), "bfloat16" or "float32"
+    bytes_in_memory : bytes in memory, including scales and minimums. Whether these fit float16 is judged by a sample of
+        rows, so this may be off by a few per cent.
+    is_widened : whether a number has more bits in memory, without its scales, than in the file with them
     """
 
     part: str
@@ -37,14 +37,14 @@ class TensorGroup:
     count: int
     num_values: int
     num_bytes: int
-    kept_as: str
+    memory_type: str
     bytes_in_memory: int
     is_widened: bool
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What becomes of a tensor in memory."""
+class StoredInMemory:
+    """Type and size of a tensor in memory."""
 
     name: str
     bits: int
@@ -52,12 +52,12 @@ class Kept:
 
 
 def count_parameters(checkpoint: Checkpoint) -> int:
-    """Numbers in all tensors of the model; a head that is the embedding counts once."""
+    """Count the numbers in all tensors of the model. A head that is the embedding counts once."""
     return sum(prod(tensor.shape) for tensor in checkpoint.tensors.values())
 
 
 def part_of(name: str) -> str:
-    """Which of PARTS the tensor called `name` belongs to."""
+    """Return which of PARTS the tensor called `name` belongs to."""
     modules = name.split(".")[:-1]
     if modules[-1].endswith("norm"):
         return "norms"
@@ -67,7 +67,7 @@ def part_of(name: str) -> str:
 
 
 def tensor_groups(checkpoint: Checkpoint) -> list[TensorGroup]:
-    """The model's tensors by part and type, in the order of PARTS, the largest group of a part first."""
+    """Group the model's tensors by part and type, in the order of PARTS, and within a part by size."""
     gathered: dict[tuple[str, str], list[StoredTensor]] = {}
     for name, tensor in checkpoint.tensors.items():
         gathered.setdefault((part_of(name), tensor.storage.name), []).append(tensor)
@@ -80,25 +80,25 @@ def _group(part: str, tensors: list[StoredTensor]) -> TensorGroup:
     by_shape: dict[tuple[int, ...], list[StoredTensor]] = {}
     for tensor in tensors:
         by_shape.setdefault(tensor.shape, []).append(tensor)
-    # One of each shape tells for the others: a large mixture of experts has tens of thousands.
-    kept = {shape: keep(alike[0]) for shape, alike in by_shape.items()}
-    largest = kept[max(kept, key=prod)]
+    # One tensor of each shape is enough; a large mixture of experts has tens of thousands.
+    in_memory = {shape: stored_in_memory(same_shape[0]) for shape, same_shape in by_shape.items()}
+    largest = in_memory[max(in_memory, key=prod)]
     return TensorGroup(
         part=part,
         storage=storage.name,
         count=len(tensors),
         num_values=sum(prod(tensor.shape) for tensor in tensors),
         num_bytes=sum(tensor.data.nbytes for tensor in tensors),
-        kept_as=largest.name,
-        bytes_in_memory=sum(kept[tensor.shape].num_bytes for tensor in tensors),
+        memory_type=largest.name,
+        bytes_in_memory=sum(in_memory[tensor.shape].num_bytes for tensor in tensors),
         is_widened=largest.bits > storage.bits_stored,
     )
 
 
-def keep(tensor: StoredTensor) -> Kept:
-    """What the compiled backend makes of a tensor, judged by its first rows."""
+def stored_in_memory(tensor: StoredTensor) -> StoredInMemory:
+    """Return type and size of a tensor in the compiled backend's memory, judged by its first rows."""
     if len(tensor.shape) == 1:
-        return Kept("float32", 32, 4 * tensor.shape[0])
+        return StoredInMemory("float32", 32, 4 * tensor.shape[0])
     ops = backend("numba")
     rows = replace(tensor, interleaved_heads=0).outputs(0, min(SAMPLE, tensor.shape[0]))
     numbers = rows.read()
@@ -108,9 +108,9 @@ def keep(tensor: StoredTensor) -> Kept:
     else:
         bits = 32 if tile >= 4 * SAMPLE * tensor.shape[1] else 16
         name = FLOATS[bits]
-    return Kept(name, bits, tile * -(-tensor.shape[0] // SAMPLE))
+    return StoredInMemory(name, bits, tile * -(-tensor.shape[0] // SAMPLE))
 
 
 def total(groups: Iterable[TensorGroup], field: str) -> int:
-    """The sum of one field over all groups."""
+    """Sum one field over all groups."""
     return sum(getattr(group, field) for group in groups)

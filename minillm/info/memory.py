@@ -1,4 +1,4 @@
-"""What memory this machine has, and what of a model's keys and values fits into it."""
+"""The memory of this machine, and how many sequences' keys and values fit into it."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from minillm.model.kv_cache import CacheShape
 from minillm.trace.roofline import kv_bytes_per_token
 
 MEMINFO = Path("/proc/meminfo")
-CONTROL_GROUP = Path("/sys/fs/cgroup")  # version 2; where a container's limit stands
-SHORTEST, STEP = 1024, 4  # contexts that are worked out: this long, and then so many times as long as the one before
+CONTROL_GROUP = Path("/sys/fs/cgroup")  # version 2; has the limit of a container
+FIRST_CONTEXT, FACTOR = 1024, 4  # contexts in the table: the shortest, and the factor from one to the next
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of memory: all there is, and what programs could still be given."""
+    """Bytes of memory: in total, and available to programs."""
 
     total: int
     available: int
 
 
 def find_memory() -> Memory | None:
-    """This machine's memory, or the container's; None where the system does not tell.
+    """Return this machine's memory, or the container's; None if the system does not report it.
 
-    Only Linux tells what is available; elsewhere all counts as such.
+    Only Linux reports what is available. Elsewhere, all memory counts as available.
     """
     try:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -51,7 +51,7 @@ def _available() -> int | None:
 
 
 def _number(path: Path) -> int | None:
-    """What a file of one number holds; None if there is no such file, or it says "max"."""
+    """Read a file of one number; return None if it does not exist or contains "max"."""
     try:
         text = path.read_text().strip()
     except OSError:
@@ -60,18 +60,18 @@ def _number(path: Path) -> int | None:
 
 
 def contexts(longest: int) -> list[int]:
-    """Lengths of context to look at, the model's longest the last."""
-    lengths, length = [], SHORTEST
+    """Return the lengths of context for the table; the last is the model's own."""
+    lengths, length = [], FIRST_CONTEXT
     while length < longest:
         lengths.append(length)
-        length *= STEP
+        length *= FACTOR
     return [*lengths, longest]
 
 
 def positions_held(context: int, window: int | None, engine: EngineConfig) -> int:
-    """For how many positions a sequence of `context` has blocks at most, at any one time, in layers of this window.
+    """Return the most positions that a sequence of length `context` holds at any one time, in layers with this window.
 
-    What lies behind the window is given back as the sequence grows.
+    Blocks before the window are freed as the sequence grows.
     """
     if window is None:
         return context
@@ -80,12 +80,12 @@ def positions_held(context: int, window: int | None, engine: EngineConfig) -> in
 
 
 def sequence_bytes(config: ModelConfig, context: int, bytes_per_number: int, engine: EngineConfig) -> int:
-    """Bytes of keys and values that a sequence of `context` positions holds at most, at any one time."""
+    """Return the most bytes of keys and values that a sequence of length `context` holds at any one time."""
     shape = CacheShape.from_config(config)
     positions = sum(positions_held(context, window, engine) for window in shape.windows)
     return positions * shape.layers_per_block * kv_bytes_per_token(config, bytes_per_number) // config.num_layers
 
 
 def sequences_that_fit(free: int, num_bytes: int) -> int:
-    """How many sequences that hold `num_bytes` each have room in `free` bytes, which may be less than none."""
+    """Return how many sequences of `num_bytes` each fit into `free` bytes, which may be negative."""
     return max(free, 0) // num_bytes

@@ -1,4 +1,4 @@
-"""A model's facts as tables: for people on a terminal, and plainer where they go to a file or another program."""
+"""A model's facts as tables: on a terminal, or as Markdown for a file or another program."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ BYTES_PER_NUMBER = {"float32": 4, "float16": 2}
 
 
 def show(checkpoint: Checkpoint, memory: Memory | None, console: Console) -> None:
-    """Print what the model is, what its tensors are stored as, and what fits into `memory` (None: unknown)."""
+    """Print the model's sizes, the types of its tensors, and what fits into `memory` (None: unknown)."""
     plain = not console.is_terminal
-    if plain:  # nobody's width to keep to
+    if plain:  # no terminal limits the width
         console = Console(file=console.file, width=240, color_system=None)
     groups = tensor_groups(checkpoint)
 
@@ -33,26 +33,26 @@ def show(checkpoint: Checkpoint, memory: Memory | None, console: Console) -> Non
     console.print(_model_table(checkpoint, plain=plain))
     console.print(_tensor_table(groups, checkpoint.config, plain=plain))
     if memory is None:
-        line("This system does not tell how much memory there is; --memory says what to reckon with.")
+        line("This system does not report its memory; use --memory to give an amount.")
         return
     weights = total(groups, "bytes_in_memory")
     has_room = weights < memory.available
     line(
-        f"Of {format_bytes(memory.total)} of memory {format_bytes(memory.available)} are available. The weights take "
-        f"{format_bytes(weights)}; {'the rest has room for:' if has_room else 'there is no room for them.'}"
+        f"{format_bytes(memory.available)} of {format_bytes(memory.total)} of memory are available. The weights take "
+        f"{format_bytes(weights)}{', and the rest has room for:' if has_room else ', which do not fit.'}"
     )
     if has_room:
         console.print(_fit_table(checkpoint.config, memory.available - weights, plain=plain))
         config = checkpoint.config
         window = config.sliding_window if config.window_layers else None
-        if (most := positions_held(config.context_length, window, EngineConfig())) < config.context_length:
-            layers = f"{len(config.window_layers)} of {config.num_layers} layers see"
-            line(f"{layers} no more than the last {window:,} positions; no sequence holds more than {most:,} there.")
-        line("Python, compiled code and intermediate results come on top.")
+        if (max_held := positions_held(config.context_length, window, EngineConfig())) < config.context_length:
+            layers = f"{len(config.window_layers)} of {config.num_layers} layers"
+            line(f"{layers} read only the last {window:,} positions; there, a sequence holds at most {max_held:,}.")
+        line("Python, compiled code and intermediate results take additional memory.")
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Bytes in the unit that leaves one to three digits before the point."""
+    """Format bytes in the unit that leaves one to three digits before the point."""
     for unit in ("bytes", "KB", "MB", "GB"):
         if num_bytes < 1000 or unit == "GB":
             break
@@ -60,11 +60,11 @@ def format_bytes(num_bytes: float) -> str:
     return f"{num_bytes:,.0f} bytes" if unit == "bytes" else f"{num_bytes:,.1f} {unit}"
 
 
-def _table(plain: bool, **options: bool) -> Table:
-    return Table(box=box.MARKDOWN if plain else box.SIMPLE_HEAD, **options)
+def _table(plain: bool, show_footer: bool = False) -> Table:
+    return Table(box=box.MARKDOWN if plain else box.SIMPLE_HEAD, show_footer=show_footer)
 
 
-# ---- what the model is
+# --- the model
 
 
 def _model_table(checkpoint: Checkpoint, *, plain: bool) -> Table:
@@ -77,7 +77,7 @@ def _model_table(checkpoint: Checkpoint, *, plain: bool) -> Table:
 
 
 def model_facts(checkpoint: Checkpoint) -> Iterable[tuple[str, str]]:
-    """What is worth knowing, by name."""
+    """Yield name and text of each fact."""
     c = checkpoint.config
     stored = sum(tensor.data.nbytes for tensor in checkpoint.tensors.values())
     parameters = count_parameters(checkpoint)
@@ -87,25 +87,25 @@ def model_facts(checkpoint: Checkpoint) -> Iterable[tuple[str, str]]:
         "parameters",
         f"{parameters / 1e6:,.1f} million, {8 * stored / parameters:.2f} bits each: {format_bytes(stored)}",
     )
-    yield "layers", f"{c.num_layers} of {c.hidden_size:,} numbers a token; feed-forward {_feed_forward(c)}"
+    yield "layers", f"{c.num_layers} of {c.hidden_size:,} numbers per token; feed-forward {_feed_forward(c)}"
     yield (
         "attention",
-        f"{c.num_heads} query heads over {c.num_kv_heads} of keys and values, each of {c.head_dim} numbers",
+        f"{c.num_heads} query heads, {c.num_kv_heads} key/value heads, each of {c.head_dim} numbers",
     )
     yield "context", f"{c.context_length:,} positions{_windows(c)}"
     yield "positions", _positions(c)
-    yield "vocabulary", f"{c.vocab_size:,}, head {'tied to the embedding' if c.tie_embeddings else 'of its own'}"
+    yield "vocabulary", f"{c.vocab_size:,}, head {'tied to the embedding' if c.tie_embeddings else 'separate'}"
     yield "tokenizer", _tokenizer(checkpoint.tokenizer)
     if checkpoint.recommended_sampling:
         yield "recommended", ", ".join(f"{name} {value:g}" for name, value in checkpoint.recommended_sampling.items())
     kv = (f"{kv_bytes_per_token(c, BYTES_PER_NUMBER[dtype]):,} bytes as {dtype}" for dtype in DTYPES)
-    yield "KV cache, a token", ", ".join(kv)
+    yield "KV cache per token", ", ".join(kv)
 
 
 def _feed_forward(config: ModelConfig) -> str:
     if not config.num_experts:
         return f"{config.intermediate_size:,}"
-    return f"{config.num_experts} experts of {config.intermediate_size:,}, {config.experts_per_token} for each token"
+    return f"{config.num_experts} experts of {config.intermediate_size:,}, {config.experts_per_token} per token"
 
 
 def _windows(config: ModelConfig) -> str:
@@ -132,22 +132,22 @@ def _tokenizer(tokenizer: Tokenizer | None) -> str:
         return "none: token ids only"
     ends = " ".join(tokenizer.token_text(token_id) for token_id in tokenizer.eos_token_ids) or "nothing"
     template = "a chat template" if tokenizer.chat_template is not None else "no chat template"
-    return f"{tokenizer.kind}, {tokenizer.vocab_size:,} tokens; a text ends at {ends}; {template}"
+    return f"{tokenizer.kind}, {tokenizer.vocab_size:,} tokens; end of text: {ends}; {template}"
 
 
-# ---- what its tensors are stored as
+# --- the tensors
 
 
 def _tensor_table(groups: list[TensorGroup], config: ModelConfig, *, plain: bool) -> Table:
     table = _table(plain, show_footer=not plain)
-    stored, kept = total(groups, "num_bytes"), total(groups, "bytes_in_memory")
+    stored, in_memory = total(groups, "num_bytes"), total(groups, "bytes_in_memory")
     table.add_column("part", "all")
-    table.add_column("stored")
+    table.add_column("file type")
     table.add_column("count", f"{total(groups, 'count'):,}", justify="right")
     table.add_column("numbers", _millions(total(groups, "num_values")), justify="right")
-    table.add_column("in file", format_bytes(stored), justify="right")
-    table.add_column("kept as")
-    table.add_column("memory", format_bytes(kept), justify="right")
+    table.add_column("file size", format_bytes(stored), justify="right")
+    table.add_column("memory type")
+    table.add_column("memory size", format_bytes(in_memory), justify="right")
     for group in groups:
         table.add_row(
             group.part,
@@ -155,7 +155,7 @@ def _tensor_table(groups: list[TensorGroup], config: ModelConfig, *, plain: bool
             f"{group.count:,}",
             _millions(group.num_values),
             format_bytes(group.num_bytes),
-            group.kept_as + (", widened" if group.is_widened else ""),
+            group.memory_type + (", widened" if group.is_widened else ""),
             format_bytes(group.bytes_in_memory),
         )
     if config.tie_embeddings:
@@ -169,15 +169,15 @@ def _millions(count: int) -> str:
     return f"{count / 1e6:,.1f} M" if count >= 1e6 else f"{count:,}"
 
 
-# ---- what fits
+# --- what fits into memory
 
 
 def _fit_table(config: ModelConfig, free: int, *, plain: bool) -> Table:
-    """A line a context: what keys and values of a sequence of that length take, and how many sequences there can be."""
+    """Return a table with one line per context length: the bytes of a sequence, and how many sequences fit."""
     table = _table(plain)
     table.add_column("context", justify="right")
     for dtype in DTYPES:
-        table.add_column(f"a sequence, {dtype}", justify="right")
+        table.add_column(f"per sequence, {dtype}", justify="right")
         table.add_column("sequences", justify="right")
     for context in contexts(config.context_length):
         cells = [f"{context:,}"]

@@ -336,9 +336,7 @@ def test_a_cache_of_another_model_is_refused(models):
 def test_a_scheduler_over_other_blocks_than_the_cache_s_is_refused(models):
     cache = KVCache(models[0].transformer.config, 4)
     scheduler = EngineConfig().scheduler(KVCache(models[0].transformer.config, 7))
-    with pytest.raises(
-        ValueError, match=r"scheduler's BlockAllocator.* of 7 blocks of 16.* does not match KVCache"
-    ):
+    with pytest.raises(ValueError, match=r"scheduler's BlockAllocator.* of 7 blocks of 16.* does not match KVCache"):
         Engine(models[0].transformer, cache, scheduler)
 
 

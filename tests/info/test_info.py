@@ -58,7 +58,7 @@ def loaded(checkpoint):
     transformer = Transformer(checkpoint.config, lambda name: checkpoint.tensors[name].read(), ops)
     seen = [transformer.embedding, *([] if checkpoint.config.tie_embeddings else [transformer.head])]
     for layer in transformer.layers:
-        for owner in (layer, *layer.experts):
+        for owner in (layer, layer.mlp, *getattr(layer.mlp, "experts", ())):
             seen += [part.weight for part in vars(owner).values() if hasattr(part, "weight")]
     seen.append(transformer.final_norm.weight)
     return sum(weight.nbytes if hasattr(weight, "nbytes") else ops.num_bytes(weight) for weight in seen)
@@ -79,14 +79,16 @@ def test_what_is_foretold_is_what_loading_takes(request, name):
 
 
 def test_groups(gguf_file, mixture):
-    found = {(g.part, g.storage): (g.count, g.kept_as, g.is_widened) for g in tensor_groups(open_checkpoint(gguf_file))}
+    found = {
+        (g.part, g.storage): (g.count, g.memory_type, g.is_widened) for g in tensor_groups(open_checkpoint(gguf_file))
+    }
     assert found == {
         ("embedding", "Q5_0"): (1, "5 bits", False),
         ("attention", "Q5_0"): (8, "5 bits", False),
         ("mlp", "Q5_0"): (6, "5 bits", False),
         ("norms", "F32"): (5, "float32", False),
     }
-    found = [(g.part, g.storage, g.count, g.kept_as, g.is_widened) for g in tensor_groups(open_checkpoint(mixture))]
+    found = [(g.part, g.storage, g.count, g.memory_type, g.is_widened) for g in tensor_groups(open_checkpoint(mixture))]
     assert found == [
         ("embedding", "BF16", 1, "bfloat16", False),
         ("attention", "BF16", 8, "bfloat16", False),
@@ -104,12 +106,12 @@ def test_piped_it_is_plain_text(gguf_file, capsys):
     rows = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in out.splitlines() if "|" in line]
     facts = {row[0]: row[1] for row in rows if len(row) == 2}
     assert facts["architecture"] == "llama"
-    assert facts["layers"] == "2 of 256 numbers a token; feed-forward 512"
-    assert facts["attention"] == "4 query heads over 2 of keys and values, each of 64 numbers"
+    assert facts["layers"] == "2 of 256 numbers per token; feed-forward 512"
+    assert facts["attention"] == "4 query heads, 2 key/value heads, each of 64 numbers"
     assert facts["context"] == "128 positions"
     assert facts["vocabulary"] == "320, head tied to the embedding"
     assert facts["tokenizer"].startswith("byte-level BPE, ")
-    assert facts["KV cache, a token"] == "2,048 bytes as float32, 1,024 bytes as float16"
+    assert facts["KV cache per token"] == "2,048 bytes as float32, 1,024 bytes as float16"
     assert ["head", "tied", *[""] * 5] in rows
     available = 500_000_000 - sum(group.bytes_in_memory for group in tensor_groups(open_checkpoint(gguf_file)))
     floats, halves = available // (128 * 2048), available // (128 * 1024)
@@ -121,20 +123,32 @@ def test_a_terminal_s_width_is_enough(gguf_file):
     show(open_checkpoint(gguf_file), Memory(10**9, 10**9), screen)
     text = re.sub(r"\x1b\[\d*m", "", screen.file.getvalue())
     (heading,) = [line for line in text.splitlines() if "part" in line]
-    assert heading.split() == ["part", "stored", "count", "numbers", "in", "file", "kept", "as", "memory"]
+    assert heading.split() == [
+        "part",
+        "file",
+        "type",
+        "count",
+        "numbers",
+        "file",
+        "size",
+        "memory",
+        "type",
+        "memory",
+        "size",
+    ]
     assert re.search(r"\battention +Q5_0 +8 +[\d,]+ +[\d.]+ KB +5 bits +[\d.]+ KB", text)
 
 
 def test_what_has_no_room_and_what_is_not_known(gguf_file, mixture, capsys, monkeypatch):
     assert cli.main(["info", str(mixture), "--memory", "0.00001"]) == 0
     out, _ = capsys.readouterr()
-    assert "there is no room for them" in out
-    assert "4 experts of 96, 2 for each token" in out
+    assert "which do not fit" in out
+    assert "4 experts of 96, 2 per token" in out
     assert "none: token ids only" in out
     monkeypatch.delattr(os, "sysconf")  # as on Windows
     assert find_memory() is None
     assert cli.main(["info", str(gguf_file)]) == 0
-    assert "does not tell how much memory" in capsys.readouterr().out
+    assert "does not report its memory" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -143,7 +157,7 @@ def test_what_has_no_room_and_what_is_not_known(gguf_file, mixture, capsys, monk
         (["no/such.gguf"], "error: model 'no/such.gguf': no such file"),
         ([__file__], "the file is not a .gguf file"),
         (["--memory", "nan"], "error: --memory is nan"),
-        (["--memory", "-1"], "error: --memory is -1.0; it must be a finite number of gigabytes, over 0"),
+        (["--memory", "-1"], "error: --memory is -1.0; it must be a finite number of gigabytes, above 0"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(capsys, arguments, complaint):
@@ -213,7 +227,7 @@ def test_a_model_of_windows_says_what_a_sequence_holds(tmp_path, capsys):
     assert cli.main(["info", str(tmp_path), "--memory", "0.5"]) == 0
     out, _ = capsys.readouterr()
     assert "4,096 positions; the last 100 in 2 of 2 layers" in out
-    assert "2 of 2 layers see no more than the last 100 positions; no sequence holds more than 640 there." in out
+    assert "2 of 2 layers read only the last 100 positions; there, a sequence holds at most 640." in out
     rows = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in out.splitlines() if "|" in line]
     by_context = {row[0]: row[1:] for row in rows}
     assert by_context["4,096"] == by_context["1,024"]  # 640 positions of 2 layers' 2 keys and 2 values of 16

@@ -68,9 +68,7 @@ def test_rows_are_quantized_independently(bits):
 @given(seed=SEEDS, rows=st.sampled_from([1, 2, 5]), outputs=st.integers(1, 70), inputs=st.integers(1, 100))
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("backend_name", ["numba", "numpy"])
-def test_partial_blocks_multiply_as_their_dequantized_weights(
-    backend_name, bits, seed, rows, outputs, inputs
-):
+def test_partial_blocks_multiply_as_their_dequantized_weights(backend_name, bits, seed, rows, outputs, inputs):
     ops = backend(backend_name)
     quantized = quantize(random_matrix(seed, outputs, inputs), bits)
     matrix, x = ops.as_matrix(quantized), random_matrix(seed + 1, rows, inputs)
