@@ -13,10 +13,10 @@ def write_kv(
     values: np.ndarray,
     key_blocks: np.ndarray,
     value_blocks: np.ndarray,
-    layer: int,
+    layer_in_block: int,
     slots: np.ndarray,
 ) -> None:
-    """Store each token's key and value [T, G, K] in layer `layer` of the cache; nothing else in it may change.
+    """Store each token's key and value [T, G, K] in layer `layer_in_block` of the blocks; change nothing else.
 
     key_blocks: [N, L, G, K, B], written in place. value_blocks: [N, L, G, B, K], too; mind that the last two axes are
     the other way round. slots [T]: token t belongs at offset `slots[t] % B` of block `slots[t] // B`.
@@ -28,7 +28,7 @@ def attention(
     queries: np.ndarray,
     key_blocks: np.ndarray,
     value_blocks: np.ndarray,
-    layer: int,
+    layer_in_block: int,
     positions: np.ndarray,
     query_starts: np.ndarray,
     block_tables: np.ndarray,
