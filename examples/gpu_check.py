@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -48,7 +49,7 @@ def cases(ops: ModuleType, rng: np.random.Generator) -> Iterator[Case]:
     def randoms(*shapes: tuple[int, ...]) -> list[np.ndarray]:
         return [rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
 
-    def both(name: str, *arguments, **others) -> Case:
+    def both(name: str, *arguments: Any, **others: Any) -> Case:
         """An operation on arrays, by either."""
         there = [xp.asarray(a) if isinstance(a, np.ndarray) and a.dtype.kind == "f" else a for a in arguments]
         return (

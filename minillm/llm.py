@@ -372,7 +372,7 @@ class LLM:
             chunk = Chunk(token_ids, start, cache.full_tables())
             self.transformer.forward(Batch.from_chunks([chunk], cache.block_size, cache.num_groups), cache)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"LLM({self.transformer!r}, {self.kv_cache!r})"
 
 

@@ -200,7 +200,9 @@ def to_json(benchmark: Benchmark) -> dict[str, Any]:
 
 
 def _row_to_json(result: RowResult, roofline: Roofline) -> dict[str, Any]:
-    def spreads(lists: dict[str, list[float]], detail: Callable[[float], dict[str, Any]] = lambda median: {}):
+    def spreads(
+        lists: dict[str, list[float]], detail: Callable[[float], dict[str, Any]] = lambda median: {}
+    ) -> dict[str, dict[str, Any]]:
         return {
             name: vars(Spread.of(values)) | {"turns": values} | detail(Spread.of(values).median)
             for name, values in lists.items()
@@ -209,7 +211,7 @@ def _row_to_json(result: RowResult, roofline: Roofline) -> dict[str, Any]:
     def rate(median: float) -> dict[str, Any]:
         return {"tokens_per_second": result.row.tokens / median} if result.row.tokens else {}
 
-    row = {"name": result.row.name, "amounts": spreads(result.turns.amounts, rate)}
+    row: dict[str, Any] = {"name": result.row.name, "amounts": spreads(result.turns.amounts, rate)}
     row |= {"ratios": spreads(result.turns.ratios), "failures": result.turns.failures}
     if result.runs:
         row["runs"] = [vars(run) for run in result.runs]

@@ -265,6 +265,6 @@ class BlockAllocator:
         self._free.extend(self._cached)
         self._cached.clear()
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         cached = f", {self.num_cached} cached" if self.num_cached else ""
         return f"BlockAllocator({self.num_held} of {self.num_blocks} blocks of {self.block_size} held{cached})"

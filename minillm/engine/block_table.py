@@ -91,7 +91,7 @@ class BlockTable:
         """Return a table with the same blocks. The caller counts the new references."""
         return BlockTable(self.block_size, self.window, list(self.blocks))
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         window = "" if self.window is None else f", window {self.window}"
         return f"BlockTable({format_block_table(self.blocks)}; {self.block_size} positions each{window})"
 

@@ -44,5 +44,5 @@ class IncrementalDetokenizer:
             text += self._matcher.push(self._decoder.finish()) + self._matcher.finish()
         return text, "stop" if self._matcher.matched is not None else reason
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"IncrementalDetokenizer(at most {self._num_left} more tokens)"

@@ -356,5 +356,5 @@ class Engine:
         self._num_requests += 1
         return str(self._num_requests - 1)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"Engine({self.transformer!r}, {self.scheduler!r})"

@@ -44,7 +44,7 @@ class Node:
         """Whether all of its blocks have been evicted."""
         return all(block is None for block in self.blocks)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         length, node = 0, self
         while node.parent is not None:
             length, node = length + 1, node.parent
@@ -120,7 +120,7 @@ class PrefixIndex:
         """Blocks that can be found."""
         return len(self._nodes)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"PrefixIndex({len(self)} blocks of {self.block_size} tokens known)"
 
     def _restored(self, node: Node) -> Node:

@@ -66,7 +66,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     n: int = 1
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         stop = [self.stop] if isinstance(self.stop, str) else self.stop
         checked = {
             "max_tokens": check_integer("max_tokens", self.max_tokens, 1),
@@ -97,7 +97,7 @@ class SamplingParams:
         """The values that differ from their defaults, by name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"SamplingParams({', '.join(f'{name}={value!r}' for name, value in self.changed.items())})"
 
 

@@ -374,7 +374,7 @@ class Scheduler:
             sequence.block_tables = []
         sequence.num_computed = 0
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return (
             f"Scheduler({self.policy}, {len(self.running)} running, {len(self.waiting)} waiting, at most "
             f"{self.max_batch_tokens} tokens of {self.max_sequences} sequences per step, {self.blocks!r})"

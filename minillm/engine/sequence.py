@@ -95,7 +95,7 @@ class Sequence:
         """The request's id, and the completion's number unless that is 0."""
         return sequence_name(self.request_id, self.completion)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         num_blocks = sum(len(table.live_blocks) for table in self.block_tables)
         return (
             f"Sequence({self.name}: {self.num_prompt_tokens} prompt + {self.num_generated} generated tokens, "

@@ -57,7 +57,7 @@ class StepPlan:
         blocks = {block for table in sequence.block_tables for block in table.blocks}
         self.copies = [copy for copy in self.copies if copy.target not in blocks]
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         parts = {
             "prefill": [chunk.span for chunk in self.chunks if chunk.is_prefill],
             "decode": [chunk.name for chunk in self.chunks if not chunk.is_prefill],

@@ -94,5 +94,5 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"WaitingQueue({len(self)} waiting, {self.admission}: {' '.join(s.name for s in self.first(8))})"

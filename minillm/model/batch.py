@@ -138,7 +138,7 @@ class Batch:
         """Index of each sequence's last token, [S]."""
         return self.query_starts[1:] - 1
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         spans = (
             f"{self.positions[start]}..{self.positions[stop - 1]}" if stop - start > 1 else f"{self.positions[start]}"
             for start, stop in zip(self.query_starts[:-1], self.query_starts[1:], strict=True)

@@ -80,7 +80,7 @@ class ModelConfig:
         """Return how many positions a query of this layer reads, counting its own; None for all earlier ones."""
         return self.sliding_window if layer in self.window_layers else None
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         """Show only the fields that differ from their defaults."""
         shown = (f for f in fields(self) if f.default is MISSING or getattr(self, f.name) != f.default)
         return f"ModelConfig({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in shown)})"

@@ -184,7 +184,7 @@ class KVCache:
         self.keys[target, ...] = self.keys[source, ...]
         self.values[target, ...] = self.values[source, ...]
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         groups = f" in {self.num_groups} groups" if self.num_groups > 1 else ""
         return (
             f"KVCache({self.num_layers} layers{groups}, {self.shape.num_kv_heads} kv heads of {self.shape.head_dim}, "

@@ -262,7 +262,7 @@ class Transformer:
         parts = [part for layer in self.layers for part in parts_per_token(layer, self.config.experts_per_token)]
         return self.ops.num_bytes(self.head) + sum(num_bytes(part, self.ops) for part in [self.final_norm, *parts])
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         c = self.config
         return (
             f"Transformer({c.architecture}, {c.num_layers} layers, hidden {c.hidden_size}, {c.num_heads} query heads "

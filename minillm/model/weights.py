@@ -22,7 +22,7 @@ class Linear:
     weight: Any
     bias: Array | None
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         outputs, inputs = self.weight.shape
         return f"Linear({inputs} -> {outputs}{'' if self.bias is None else ', with bias'})"
 
@@ -34,7 +34,7 @@ class Norm:
     weight: Array
     bias: Array | None
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"Norm({len(self.weight)}{'' if self.bias is None else ', with bias'})"
 
 
@@ -46,7 +46,7 @@ class MLP:
     up: Linear  # D -> F
     down: Linear  # F -> D
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"MLP({_sizes(self)})"
 
 
@@ -57,7 +57,7 @@ class MixtureOfExperts:
     router: Linear  # D -> E
     experts: tuple[MLP, ...]
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"MixtureOfExperts({_sizes(self)}, {len(self.experts)} experts, each {self.experts[0]!r})"
 
 
@@ -78,7 +78,7 @@ class Layer:
     post_attention_norm: Norm | None = None
     post_mlp_norm: Norm | None = None
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"Layer({_sizes(self)}, {self.mlp!r})"
 
 

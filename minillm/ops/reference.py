@@ -44,12 +44,12 @@ def as_indices(numbers: np.ndarray) -> np.ndarray:
     return numbers
 
 
-def as_vector(values: np.ndarray, xp=np) -> Array:
+def as_vector(values: np.ndarray, xp: Any = np) -> Array:
     """Return the weight of a norm, or a bias, as a float32 array of the library `xp`."""
     return xp.asarray(np.asarray(values, np.float32))
 
 
-def as_matrix(weights: np.ndarray | QuantizedMatrix, xp=np) -> Array:
+def as_matrix(weights: np.ndarray | QuantizedMatrix, xp: Any = np) -> Array:
     """Return a weight matrix as a float32 array [O, I] of the library `xp`. Quantized weights are dequantized."""
     if isinstance(weights, QuantizedMatrix):
         weights = weights.dequantize()
@@ -57,7 +57,7 @@ def as_matrix(weights: np.ndarray | QuantizedMatrix, xp=np) -> Array:
     return xp.asarray(np.require(weights, np.float32, ["C", "W"]))
 
 
-def as_matrices(weights: Iterable[np.ndarray | QuantizedMatrix], xp=np) -> list[Array]:
+def as_matrices(weights: Iterable[np.ndarray | QuantizedMatrix], xp: Any = np) -> list[Array]:
     """Apply `as_matrix` to several matrices."""
     return [as_matrix(matrix, xp) for matrix in weights]
 

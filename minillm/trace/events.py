@@ -164,7 +164,7 @@ class ScheduledChunk:
         """The sequence's name and the positions of the chunk, such as `b[0:15]`."""
         return f"{self.name}[{self.start}:{self.stop}]"
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         if self.sampled:
             outcome = f"sampled {abbreviated(token.token_id for token in self.sampled)}"
         else:

@@ -94,7 +94,7 @@ class Trace:
                 trace.append(record)
         return trace
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"Trace({len(self)} steps of {self.facts.model}, {self.facts.policy})"
 
 

@@ -184,7 +184,7 @@ class StepRecord:
                 hits[admission.request_id] = hits.get(admission.request_id, 0) + admission.num_cached_tokens
         return hits
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         parts = {
             "prefill": [chunk.span for chunk in self.chunks if chunk.phase == PREFILL],
             "decode": [chunk.name for chunk in self.chunks if chunk.phase == DECODE],

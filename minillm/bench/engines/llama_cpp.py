@@ -25,11 +25,12 @@ FILE_TYPES = {
 class LlamaCpp:
     """See `minillm.bench.engines`. Each task gets a context of just the sequences and positions that it needs."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._silence = lib.llama_log_callback(lambda level, text, data: None)  # kept, because C keeps calling it
         lib.llama_log_set(self._silence, ctypes.c_void_p(0))
         lib.llama_backend_init()
-        self.context = None
+        self.context: Any = None
+        self.memory: Any = None
 
     def load(self, path: str, threads: int) -> dict[str, Any]:
         """Load the weights. Contexts are made later."""

@@ -44,7 +44,7 @@ class MachineLimits:
 
 
 @numba.njit(parallel=True)
-def read_all(numbers, sums):
+def read_all(numbers: np.ndarray, sums: np.ndarray) -> None:
     """Sum each row of `numbers` on a core of its own."""
     for part in numba.prange(len(numbers)):
         row = numbers[part]

@@ -47,7 +47,7 @@ class TiledMatrix(NamedTuple):
         """`(O, I)`, the shape of the matrix."""
         return self.num_outputs, self.num_inputs
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         storage = format_name(self.codes)
         return f"TiledMatrix({self.num_outputs} x {self.num_inputs}, {storage}, {num_bytes(self) / 1e6:.1f} MB)"
 
