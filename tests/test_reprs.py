@@ -72,7 +72,7 @@ def test_they_say_what_is_so(crowd):
     assert repr(llm.transformer.layers[0].mlp.down) == "Linear(96 -> 64)"
     assert repr(llm.transformer.layers[0]) == f"Layer(q 64 -> 64, k 64 -> 32, v 64 -> 32, output 64 -> 64, {mlp})"
     matrix = quantize(np.ones((500, 640), np.float32), 4)
-    assert repr(matrix) == "QuantizedMatrix(500 x 640, 4 bits, a scale and minimum per 32 inputs, 0.4 MB)"
+    assert repr(matrix) == "QuantizedMatrix(500 x 640, 4 bits, one scale and minimum per 32 inputs, 0.4 MB)"
 
 
 def test_a_compiled_backends_matrix_says_how_it_is_kept():
