@@ -1,53 +1,64 @@
-"""What every test may lean on: reproducible hypothesis runs, and the default model."""
+"""Settings and fixtures of all tests: threads, Hypothesis, the order of the tests, and real model files."""
 
 import os
 import signal
 from pathlib import Path
 
-# Before anything loads OpenMP: PyTorch's threads, too, should sleep rather than spin; see ops/jit/compiling.py.
+# Set before OpenMP is loaded, so that PyTorch's idle threads sleep instead of spinning; see ops/jit/compiling.py.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's have no such setting, and would spin against them
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # OpenBLAS has no such setting, and its threads would spin
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from minillm import catalog
+from minillm.catalog.fetch import has_size
 from minillm.checkpoints import Checkpoint, open_checkpoint
 
-# A shell's background job ignores Ctrl-C, and so would the programs that tests start and interrupt.
+# A shell makes background jobs ignore Ctrl-C. The programs that tests start and interrupt would inherit this.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Nothing a test loads may come from the network, or be looked for there.
+# transformers and tokenizers must not use the network.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-# The same examples on every run; no deadline, for the first call of a kernel compiles it.
+# The same examples in every run. No deadline, because the first call of a kernel compiles it.
 settings.register_profile(
     "minillm", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 settings.load_profile("minillm")
 
 
-WORKERS = 2  # processes that run tests, each of which holds a model
+MAX_WORKERS = 2  # processes that run tests; each of them holds a model in memory
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    return min(WORKERS, os.cpu_count() or 1) if config.option.usepdb is False else 0
+    return min(MAX_WORKERS, os.cpu_count() or 1) if config.option.usepdb is False else 0
 
 
-# Where most kernels are compiled. These come first, in one worker's half of the tests, while the other is at tests that
-# need few: two that come to the same kernel at once both compile it. Nor is a long test then the last.
-COMPILING = ["test_generic_cpu.py", "test_ops.py", "test_architectures.py"]
+# The tests that compile most kernels run first, all in one worker, so that no two workers compile the same kernel at the
+# same time and no long test is the last.
+COMPILING_FILES = ["test_generic_cpu.py", "test_ops.py", "test_architectures.py"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    place = {name: index for index, name in enumerate(COMPILING)}
-    items.sort(key=lambda item: place.get(item.path.name, len(place)))
+    order = {name: index for index, name in enumerate(COMPILING_FILES)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
 @pytest.fixture(scope="session")
 def default_gguf() -> Path:
-    """The default model's file, fetched if this machine has not got it yet."""
+    """The default model's file, downloaded if it is not in the cache."""
     return catalog.resolve()
+
+
+@pytest.fixture(scope="session")
+def gemma_gguf() -> Path:
+    """The file of Gemma 3 270M. It has terms of use, so it is downloaded only in CI; elsewhere it must be in the cache."""
+    entry = catalog.CATALOG["gemma3-270m"]
+    is_cached = has_size(catalog.cache_folder() / entry.file_name, entry.num_bytes)
+    if not is_cached and not os.environ.get("CI"):
+        pytest.skip(f"{entry.name} is not in the cache; to accept its terms and download it: minillm info {entry.name}")
+    return catalog.resolve(entry.name)
 
 
 @pytest.fixture(scope="session")

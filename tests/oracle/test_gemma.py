@@ -1,10 +1,8 @@
-"""Gemma 3 270M, where it has been fetched, against transformers in float32 on the same file.
+"""Gemma 3 270M against transformers in float32 on the same file.
 
-A minute's work, most of it transformers' reading of the file. The architecture itself is tested everywhere, with random
-weights (`test_architectures.py`).
+This takes a minute, most of it for transformers to read the file. `test_architectures.py` tests the architecture with
+random weights.
 """
-
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,12 +10,9 @@ import torch
 import transformers
 
 from minillm import LLM
-from minillm.catalog import CATALOG, cache_folder
-from minillm.catalog.fetch import has_size
 from minillm.model.batch import Batch, Chunk
 from minillm.model.kv_cache import KVCache
 
-ENTRY = CATALOG["gemma3-270m"]
 PROMPTS = {
     "english": "The history of the bicycle begins",
     "code": "def fibonacci(n):\n    if n < 2:\n        return n\n",
@@ -34,24 +29,16 @@ TOLERANCE = 5e-3
 
 
 @pytest.fixture(scope="module")
-def gemma() -> Path:
-    path = cache_folder() / ENTRY.file_name
-    if not has_size(path, ENTRY.num_bytes):
-        pytest.skip(f"{ENTRY.name} has not been fetched: `minillm info {ENTRY.name}` does, if you accept its terms")
-    return path
+def llm(gemma_gguf):
+    return LLM(gemma_gguf, context_length=1024)
 
 
 @pytest.fixture(scope="module")
-def llm(gemma):
-    return LLM(gemma, context_length=1024)
-
-
-@pytest.fixture(scope="module")
-def theirs(gemma):
-    """transformers' tokenizer and model of the file."""
-    where = {"pretrained_model_name_or_path": gemma.parent, "gguf_file": gemma.name}
-    tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
-    return tokenizer, transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).eval()
+def theirs(gemma_gguf):
+    """The tokenizer and the model that transformers reads from the file."""
+    source = {"pretrained_model_name_or_path": gemma_gguf.parent, "gguf_file": gemma_gguf.name}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(**source)
+    return tokenizer, transformers.AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32).eval()
 
 
 def assert_close(found, wanted):
@@ -70,15 +57,13 @@ def test_ids_and_logits(llm, theirs, name):
 
 
 def test_beyond_the_window(llm, theirs):
-    """More tokens than layers with a window see, read in two chunks; then one more."""
+    """A sequence longer than the sliding window: two chunks, then one token."""
     _, model = theirs
     ids = np.random.default_rng(0).integers(10, llm.config.vocab_size, llm.config.sliding_window + 200).tolist()
     cache = KVCache.contiguous(llm.config, len(ids))
     tables = cache.full_tables()
     for start, end in (0, 600), (600, len(ids) - 1), (len(ids) - 1, len(ids)):
-        batch = Batch.from_chunks(
-            [Chunk(ids[start:end], start, cache.full_tables())], cache.block_size, cache.num_groups
-        )
+        batch = Batch.from_chunks([Chunk(ids[start:end], start, tables)], cache.block_size, cache.num_groups)
         found = llm.transformer.forward(batch, cache)
         with torch.no_grad():
             wanted = model(torch.tensor([ids[:end]]), logits_to_keep=1).logits[0].numpy()
@@ -100,7 +85,7 @@ def test_the_same_bits_together_and_alone(llm):
     for row, (ids, token) in enumerate(zip(prompts, chosen, strict=True)):
         alone = KVCache.contiguous(llm.config, len(ids) + 1)
         table = alone.full_tables()
-        forward([Chunk(ids[: row + 1], 0, table)], alone)  # cut somewhere else, too
+        forward([Chunk(ids[: row + 1], 0, table)], alone)  # another division into chunks
         if ids[row + 1 :]:
             np.testing.assert_array_equal(forward([Chunk(ids[row + 1 :], row + 1, table)], alone)[0], prefilled[row])
         np.testing.assert_array_equal(forward([Chunk([token], len(ids), table)], alone)[0], decoded[row])
