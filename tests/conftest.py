@@ -35,8 +35,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return min(MAX_WORKERS, os.cpu_count() or 1) if config.option.usepdb is False else 0
 
 
-# The tests that compile most kernels run first, all in one worker, so that no two workers compile the same kernel at the
-# same time and no long test is the last.
+# The tests that compile most kernels come first, in one worker's half of the tests, so that two workers rarely compile
+# the same kernel at the same time, and no long test is the last.
 COMPILING_FILES = ["test_generic_cpu.py", "test_ops.py", "test_architectures.py"]
 
 
@@ -53,7 +53,7 @@ def default_gguf() -> Path:
 
 @pytest.fixture(scope="session")
 def gemma_gguf() -> Path:
-    """The file of Gemma 3 270M. It has terms of use, so it is downloaded only in CI; elsewhere it must be in the cache."""
+    """The file of Gemma 3 270M, which has terms of use: downloaded only in CI, and elsewhere read from the cache."""
     entry = catalog.CATALOG["gemma3-270m"]
     is_cached = has_size(catalog.cache_folder() / entry.file_name, entry.num_bytes)
     if not is_cached and not os.environ.get("CI"):
