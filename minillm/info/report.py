@@ -142,12 +142,12 @@ def _tensor_table(groups: list[TensorGroup], config: ModelConfig, *, plain: bool
     table = _table(plain, show_footer=not plain)
     stored, in_memory = total(groups, "num_bytes"), total(groups, "bytes_in_memory")
     table.add_column("part", "all")
-    table.add_column("file type")
+    table.add_column("type")
     table.add_column("count", f"{total(groups, 'count'):,}", justify="right")
     table.add_column("numbers", _millions(total(groups, "num_values")), justify="right")
-    table.add_column("file size", format_bytes(stored), justify="right")
-    table.add_column("memory type")
-    table.add_column("memory size", format_bytes(in_memory), justify="right")
+    table.add_column("in file", format_bytes(stored), justify="right")
+    table.add_column("loaded as")
+    table.add_column("in memory", format_bytes(in_memory), justify="right")
     for group in groups:
         table.add_row(
             group.part,
