@@ -58,7 +58,7 @@ from minillm.model.kv_cache import KVCache
 def run_watched(text):
     ids = llm.encode(text)
     cache = KVCache.contiguous(config, length=len(ids))
-    batch = Batch.from_chunks([Chunk(ids, start=0, block_table=[0])], cache.block_size)
+    batch = Batch.from_chunks([Chunk(ids, start=0, block_tables=[[0]])], cache.block_size)
     seen = {}
     model.forward(batch, cache, every_token=True, probe=seen.__setitem__)
     return seen
@@ -180,8 +180,8 @@ for turn in (False, True):
 # %%
 x = x + ops.linear(gathered.reshape(T, -1), layer.output.weight)  # [T, D]
 normed = ops.rms_norm(x, layer.mlp_norm.weight, config.norm_eps)
-gated = ops.swiglu(ops.linear(normed, layer.gate.weight), ops.linear(normed, layer.up.weight))  # [T, F]
-x = x + ops.linear(gated, layer.down.weight)  # [T, D]
+gated = ops.swiglu(ops.linear(normed, layer.mlp.gate.weight), ops.linear(normed, layer.mlp.up.weight))  # [T, F]
+x = x + ops.linear(gated, layer.mlp.down.weight)  # [T, D]
 print(x.shape, agrees(x, "layers.0"))
 
 # %% [markdown]

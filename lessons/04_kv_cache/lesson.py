@@ -13,6 +13,7 @@ import textwrap
 import numpy as np
 
 from minillm import LLM, SamplingParams
+from minillm.engine.block_allocator import BlockAllocator
 from minillm.model.batch import Batch, Chunk
 from minillm.model.kv_cache import KVCache
 
@@ -38,7 +39,7 @@ except ImportError:
 # %%
 def forward(ids, start, cache, table=(0,)):
     """Compute `ids`, which stand at positions `start` and up; return the scores [V] for what follows."""
-    batch = Batch.from_chunks([Chunk(ids, start, table)], cache.block_size)
+    batch = Batch.from_chunks([Chunk(ids, start, [table])], cache.block_size)
     return llm.transformer.forward(batch, cache)[-1]
 
 
@@ -195,12 +196,13 @@ cache = KVCache(config, num_blocks=8, block_size=4)
 print(cache)
 print("keys   [N, L, G, K, B]", cache.keys.shape)
 print("values [N, L, G, B, K]", cache.values.shape)
-first, second = [], []  # two sequences, growing by turns: their block tables
+blocks = BlockAllocator(cache.num_blocks, cache.block_size)
+first, second = blocks.new_tables(), blocks.new_tables()  # of two sequences that grow in turn
 for length in range(1, 10):
-    cache.blocks.extend(first, length)
-    cache.blocks.extend(second, length)
-print("block tables", first, "and", second)
-print(cache)
+    blocks.allocate(first, length)
+    blocks.allocate(second, length)
+print("block tables", first[0].blocks, "and", second[0].blocks)
+print(blocks)
 
 # %% [markdown]
 # Position `p` of a sequence lies in block `table[p // B]`, at offset `p % B`. Nine positions take three blocks, the
@@ -213,7 +215,7 @@ print(cache)
 
 # %%
 nine = ids[:9]
-batch = Batch.from_chunks([Chunk(nine, 0, first)], cache.block_size)
+batch = Batch.from_chunks([Chunk(nine, 0, [first[0].blocks])], cache.block_size)
 seen = {}
 llm.transformer.forward(batch, cache, probe=seen.__setitem__)
 print("slots of the batch:       ", batch.slots[0].tolist())

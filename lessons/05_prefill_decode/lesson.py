@@ -155,14 +155,14 @@ def run(chunks, cache):
 
 def prefill_seconds(T):
     cache = KVCache.contiguous(config, length=T)
-    return best_seconds(run, [Chunk(text[:T], 0, [0])], cache, repeats=3 if T < 128 else 1)
+    return best_seconds(run, [Chunk(text[:T], 0, [[0]])], cache, repeats=3 if T < 128 else 1)
 
 
 def decode_seconds(sequences, context):
     """One step, each sequence with `context` tokens before it (any keys and values will do)."""
     cache = KVCache.contiguous(config, length=context + 1, num_sequences=sequences)
     cache.keys[:], cache.values[:] = 0.1, 0.1
-    return best_seconds(run, [Chunk([0], context, [row]) for row in range(sequences)], cache)
+    return best_seconds(run, [Chunk([0], context, [[block]]) for block in range(sequences)], cache)
 
 
 prefill_points, decode_points = [], []
