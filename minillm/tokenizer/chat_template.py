@@ -1,6 +1,6 @@
-"""Chat templates: the small Jinja programs that lay out a conversation as the text a model was trained on.
+"""Chat templates: small Jinja programs that turn a conversation into the text format a model was trained on.
 
-A template arrives inside a model file, so it is code from a stranger: `sandbox.py` runs it.
+A template comes from a model file and is untrusted code, so it runs in `minillm.tokenizer.sandbox`.
 """
 
 from __future__ import annotations
@@ -14,28 +14,30 @@ import jinja2
 from minillm.errors import ChatTemplateError, RequestError
 from minillm.tokenizer.sandbox import Budget, Sandbox, deep_size
 
-MAX_SOURCE = 100_000  # characters of a template's source; published ones stay below 30,000
-MAX_REASON = 1_000  # characters of what an error quotes from a template
-BASE_WORK = 1_000_000  # units (characters made, mostly) any rendering may spend ...
-WORK_PER_CHARACTER = 50  # ... and this many more for each character it was given
+MAX_SOURCE = 100_000  # characters of a template's source; published templates have fewer than 30,000
+MAX_QUOTED = 1_000  # characters that an error quotes from a template
+BASE_UNITS = 1_000_000  # units (mostly characters created) that any rendering may spend
+UNITS_PER_CHARACTER = 50  # additional units per character of input
 
 
 class ChatTemplate:
-    """One template, compiled once and rendered for many conversations.
+    """A template, compiled once and rendered for many conversations.
 
     `source` is the Jinja text. Raises `ChatTemplateError` if it does not compile.
     """
 
     def __init__(self, source: str):
         if not isinstance(source, str):
-            raise ChatTemplateError(f"chat template: wants text, found {type(source).__name__}")
+            raise ChatTemplateError(f"chat template: expected text, got {type(source).__name__}")
         if len(source) > MAX_SOURCE:
-            raise ChatTemplateError(f"chat template: {len(source):,} characters of source, more than {MAX_SOURCE:,}")
+            raise ChatTemplateError(
+                f"chat template: {len(source):,} characters of source, expected at most {MAX_SOURCE:,}"
+            )
         self.source = source
         try:
-            self._code = Sandbox(Budget(BASE_WORK)).compile(source)
+            self._code = Sandbox(Budget(BASE_UNITS)).compile(source)
         except Exception as problem:
-            raise _explained(problem) from problem
+            raise _template_error(problem) from problem
 
     def __repr__(self) -> str:
         return f"ChatTemplate({self.source[:60]!r}{'...' if len(self.source) > 60 else ''})"
@@ -43,56 +45,60 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
     ) -> str:
-        """The conversation as text.
+        """Render a conversation as text.
 
         Parameters
         ----------
-        messages: dicts with at least `role` and `content`, both text, oldest first.
-        add_generation_prompt: end with the words that open the assistant's turn, so that the model answers.
-        variables: what else the template may ask for, such as `bos_token` or `tools`.
+        messages : dicts with at least `role` and `content`, both text, oldest first
+        add_generation_prompt : whether to end with the text that opens the assistant's turn, so that the model answers
+        variables : other variables that the template may use, such as `bos_token` or `tools`
 
-        Raises `RequestError` for malformed messages and `ChatTemplateError` when the template fails, refuses
-        (`raise_exception`) or is stopped by the sandbox.
+        Raises
+        ------
+        RequestError
+            The messages are malformed.
+        ChatTemplateError
+            The template fails, rejects the messages (`raise_exception`), or is stopped by the sandbox.
         """
         check_messages(messages)
-        given = {
-            "tools": None,  # templates written for transformers ask `if tools is not none`
+        context = {
+            "tools": None,  # templates written for transformers test `if tools is not none`
             "documents": None,
             **variables,
             "messages": list(messages),
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            environment = Sandbox(Budget(BASE_WORK + WORK_PER_CHARACTER * deep_size(given, limit=10**8)))
+            environment = Sandbox(Budget(BASE_UNITS + UNITS_PER_CHARACTER * deep_size(context, limit=10**8)))
             template = jinja2.Template.from_code(environment, self._code, dict(environment.globals))
-            return template.render(given)
+            return template.render(context)
         except Exception as problem:
-            raise _explained(problem) from problem
+            raise _template_error(problem) from problem
 
 
 def check_messages(messages: object) -> None:
     """Raise `RequestError` unless `messages` is a non-empty list of dicts with text `role` and `content`."""
     if not isinstance(messages, list | tuple):
-        raise RequestError(f"messages: wants a list of dicts, found {type(messages).__name__}")
+        raise RequestError(f"messages: expected a list of dicts, got {type(messages).__name__}")
     if not messages:
         raise RequestError("messages: the list is empty; give at least one message")
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping):
-            raise RequestError(f"messages[{index}]: wants a dict, found {type(message).__name__}")
+            raise RequestError(f"messages[{index}]: expected a dict, got {type(message).__name__}")
         for field in ("role", "content"):
             if not isinstance(message.get(field), str):
                 found = type(message[field]).__name__ if field in message else "nothing"
-                raise RequestError(f"messages[{index}][{field!r}]: wants text, found {found}")
+                raise RequestError(f"messages[{index}][{field!r}]: expected text, got {found}")
 
 
-def _explained(problem: Exception) -> ChatTemplateError:
-    """`problem` as a `ChatTemplateError` that names the template's line."""
+def _template_error(problem: Exception) -> ChatTemplateError:
+    """Return a `ChatTemplateError` for `problem` that names the line of the template."""
     line = getattr(problem, "lineno", None) if isinstance(problem, jinja2.TemplateSyntaxError) else None
     for frame in traceback.extract_tb(problem.__traceback__):
-        if frame.filename == "<template>":  # Jinja rewrites its frames to the template's own lines
+        if frame.filename == "<template>":  # Jinja rewrites its frames to the lines of the template
             line = frame.lineno
-    where = f"chat template, line {line}" if line else "chat template"
-    what = str(problem)[:MAX_REASON] or type(problem).__name__
+    location = f"chat template, line {line}" if line else "chat template"
+    reason = str(problem)[:MAX_QUOTED] or type(problem).__name__
     if not isinstance(problem, jinja2.TemplateError):
-        what = f"{type(problem).__name__}: {what}"
-    return ChatTemplateError(f"{where}: {what}")
+        reason = f"{type(problem).__name__}: {reason}"
+    return ChatTemplateError(f"{location}: {reason}")

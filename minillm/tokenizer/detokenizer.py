@@ -1,9 +1,9 @@
-"""Detokenizing: token ids back to text, one at a time, never showing half a character.
+"""Detokenizing: convert token ids to text one at a time, without ever emitting part of a character.
 
-A token is a piece of *bytes*, not of text: an emoji may arrive in four tokens of one byte each. In the two
-kinds of tokenizer that language models use, every token stands for fixed bytes, so the text is the UTF-8
-decoding of their concatenation, and streaming is what any incremental UTF-8 decoder does: hold back the
-bytes of an unfinished character. Both are exact, and cost the same for the thousandth token as for the first.
+A token represents *bytes*, not text: an emoji may arrive in four tokens of one byte each. In the two kinds of
+tokenizer that language models use, every token represents fixed bytes, so the text is the UTF-8 decoding of their
+concatenation. Streaming works like any incremental UTF-8 decoder: it holds back the bytes of an unfinished character.
+Both are exact, and the thousandth token costs as much as the first.
 """
 
 from __future__ import annotations
@@ -17,55 +17,61 @@ from typing import Protocol
 
 import tokenizers
 
-MAX_HELD_TOKENS = 8  # a window whose end never becomes readable is shown as it is after this many tokens
+MAX_HELD_TOKENS = 8  # emit the held tokens after this many, even if the text still ends in U+FFFD
 BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 class StreamingDecoder(Protocol):
-    """Text from tokens as they come: all pushes and the finish together are `Tokenizer.decode` of all ids."""
+    """Converts tokens to text as they arrive. All pieces joined equal `Tokenizer.decode` of all ids."""
 
     def push(self, token_id: int) -> str:
-        """The text this token completes; `""` when only part of a character has arrived."""
+        """Return the text that this token completes, `""` if a character is still incomplete."""
 
     def finish(self) -> str:
-        """What was held back, as U+FFFD where it is half a character. The decoder then starts afresh."""
+        """Return the text held back, with U+FFFD for an incomplete character, and reset the decoder."""
 
 
 @dataclass(frozen=True)
 class TokenBytes:
-    """How a tokenizer's tokens stand for bytes, and how many spaces its texts lose at their beginning."""
+    """The mapping from a tokenizer's tokens to bytes.
 
-    of: Callable[[str], bytes]
+    Attributes
+    ----------
+    to_bytes : converts a token in its vocabulary form to bytes
+    leading_spaces : the most spaces that decoding removes from the start of a text
+    """
+
+    to_bytes: Callable[[str], bytes]
     leading_spaces: int = 0
 
     def stream(self, token_of: Callable[[int], str | None]) -> ByteStream:
-        """A decoder for ids, given what reads an id: the token's vocabulary form, or None to leave it out."""
+        """Return a decoder. `token_of` maps an id to the token's vocabulary form, or to None to omit it."""
         return ByteStream(self, token_of)
 
 
 class ByteStream:
-    """A decoder for tokens that stand for fixed bytes: an incremental UTF-8 decoder does the waiting."""
+    """A decoder for tokens that represent fixed bytes; an incremental UTF-8 decoder holds back partial characters."""
 
     def __init__(self, token_bytes: TokenBytes, token_of: Callable[[int], str | None]):
-        self._bytes, self._token_of = token_bytes, token_of
-        self._start()
+        self._token_bytes, self._token_of = token_bytes, token_of
+        self._reset()
 
-    def _start(self) -> None:
+    def _reset(self) -> None:
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._spaces = self._bytes.leading_spaces
+        self._spaces = self._token_bytes.leading_spaces
 
     def push(self, token_id: int) -> str:
         """See `StreamingDecoder`."""
         token = self._token_of(token_id)
-        return "" if token is None else self._stripped(self._utf8.decode(self._bytes.of(token)))
+        return "" if token is None else self._strip(self._utf8.decode(self._token_bytes.to_bytes(token)))
 
     def finish(self) -> str:
         """See `StreamingDecoder`."""
-        text = self._stripped(self._utf8.decode(b"", final=True))
-        self._start()
+        text = self._strip(self._utf8.decode(b"", final=True))
+        self._reset()
         return text
 
-    def _stripped(self, text: str) -> str:
+    def _strip(self, text: str) -> str:
         while self._spaces and text:
             if text[0] != " ":
                 self._spaces = 0
@@ -75,53 +81,53 @@ class ByteStream:
 
 
 class WindowStream:
-    """A decoder for tokenizers whose tokens read differently next to each other (WordPiece, Metaspace, ...).
+    """A decoder for tokenizers whose tokens decode differently next to each other (WordPiece, Metaspace, ...).
 
-    A token is decoded together with the tokens pushed just before it, and what was shown of those is taken
-    off the front. That is exact as long as a token changes the reading of its neighbours only.
+    A token is decoded together with the tokens emitted just before it, and the text of those is removed from the
+    front. This is exact if a token affects only the decoding of its neighbours.
 
-    `decode` turns ids to text; `keeps` says whether an id is part of the text at all.
+    `decode` converts ids to text; `is_kept` returns whether an id is part of the text.
     """
 
-    def __init__(self, decode: Callable[[list[int]], str], keeps: Callable[[int], bool]):
-        self._decode, self._keeps = decode, keeps
-        self._shown: list[int] = []  # the last tokens shown: the context of those after them
-        self._held: list[int] = []  # tokens not shown yet
+    def __init__(self, decode: Callable[[list[int]], str], is_kept: Callable[[int], bool]):
+        self._decode, self._is_kept = decode, is_kept
+        self._emitted: list[int] = []  # the tokens emitted last: the context of the held tokens
+        self._held: list[int] = []  # tokens not emitted yet
 
     def push(self, token_id: int) -> str:
         """See `StreamingDecoder`."""
-        if not self._keeps(token_id):
+        if not self._is_kept(token_id):
             return ""
         self._held.append(token_id)
-        text = self._unshown()
+        text = self._held_text()
         if not text or (text.endswith("\N{REPLACEMENT CHARACTER}") and len(self._held) < MAX_HELD_TOKENS):
             return ""
-        self._shown, self._held = self._held, []
+        self._emitted, self._held = self._held, []
         return text
 
     def finish(self) -> str:
         """See `StreamingDecoder`."""
-        text = self._unshown()
-        self._shown, self._held = [], []
+        text = self._held_text()
+        self._emitted, self._held = [], []
         return text
 
-    def _unshown(self) -> str:
-        return self._decode(self._shown + self._held)[len(self._decode(self._shown)) :]
+    def _held_text(self) -> str:
+        return self._decode(self._emitted + self._held)[len(self._decode(self._emitted)) :]
 
 
 def token_bytes(decoder: tokenizers.decoders.Decoder | None) -> TokenBytes | None:
-    """How tokens stand for bytes under a decoder of the `tokenizers` library; None if they do not.
+    """Return the mapping from tokens to bytes for a decoder of the `tokenizers` library, None if there is none.
 
-    Known are GPT-2's byte-level alphabet (Radford et al. 2019) and SentencePiece with byte fallback (Kudo and
-    Richardson 2018, arXiv:1808.06226) as the library writes it: replacements, ByteFallback, Fuse, and perhaps
+    Supported are GPT-2's byte-level alphabet (Radford et al. 2019) and SentencePiece with byte fallback (Kudo and
+    Richardson 2018, arXiv:1808.06226) as the library describes it: replacements, ByteFallback, Fuse, and optionally
     a Strip of leading spaces.
     """
     if decoder is None:
         return None
-    described = json.loads(decoder.__getstate__())
-    if described["type"] == "ByteLevel":
+    description = json.loads(decoder.__getstate__())
+    if description["type"] == "ByteLevel":
         return TokenBytes(_byte_level)
-    steps = described.get("decoders", [])
+    steps = description.get("decoders", [])
     replacements = []
     while steps and steps[0]["type"] == "Replace" and "String" in steps[0]["pattern"]:
         step, *steps = steps
@@ -138,10 +144,10 @@ def token_bytes(decoder: tokenizers.decoders.Decoder | None) -> TokenBytes | Non
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's alphabet: a printable character for each of the 256 bytes, so that tokens can be written down.
+    """Return GPT-2's alphabet: a printable character for each of the 256 bytes, so that tokens are printable.
 
-    Bytes that Latin-1 prints stand for themselves; the others, in order, are U+0100, U+0101, ... (a space is
-    U+0120, which explains all the 'Ġ' in vocabularies).
+    Bytes that are printable in Latin-1 keep their character. The others become U+0100, U+0101, ... in order. A space
+    is U+0120, hence the many 'Ġ' in vocabularies.
     """
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -152,7 +158,7 @@ _BYTE_OF = _byte_alphabet()
 
 
 def _byte_level(token: str) -> bytes:
-    """The bytes a byte-level token spells; a token outside the alphabet (an added one) is plain text."""
+    """Return the bytes of a byte-level token. A token outside the alphabet (an added token) is plain text."""
     try:
         return bytes([_BYTE_OF[character] for character in token])
     except KeyError:
@@ -160,17 +166,17 @@ def _byte_level(token: str) -> bytes:
 
 
 def _sentencepiece(replacements: list[tuple[str, str]]) -> Callable[[str], bytes]:
-    def of(token: str) -> bytes:
+    def to_bytes(token: str) -> bytes:
         if byte := BYTE_TOKEN.fullmatch(token):
             return bytes([int(byte[1], 16)])
         for old, new in replacements:
             token = token.replace(old, new)
         return token.encode()
 
-    return of
+    return to_bytes
 
 
 def visible(raw: bytes) -> str:
-    """Bytes as text for people: bytes that are no whole character are written like `<0xE2>`."""
+    """Return bytes as readable text. Bytes that do not form a whole character are written as `<0xE2>`."""
     text = raw.decode("utf-8", errors="surrogateescape")
     return re.sub("[\udc80-\udcff]", lambda match: f"<0x{ord(match[0]) - 0xDC00:02X}>", text)

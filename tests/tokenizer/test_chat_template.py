@@ -133,12 +133,12 @@ def test_a_long_conversation_is_no_attack():
     ("messages", "words"),
     [
         ([], "empty"),
-        ("Hi", "wants a list of dicts, found str"),
-        (None, "found NoneType"),
-        (["Hi"], r"messages\[0\]: wants a dict, found str"),
-        ([*HI, {"role": "user"}], r"messages\[1\]\['content'\]: wants text, found nothing"),
-        ([{"role": 3, "content": "x"}], r"\['role'\]: wants text, found int"),
-        ([{"role": "user", "content": None}], "found NoneType"),
+        ("Hi", "expected a list of dicts, got str"),
+        (None, "got NoneType"),
+        (["Hi"], r"messages\[0\]: expected a dict, got str"),
+        ([*HI, {"role": "user"}], r"messages\[1\]\['content'\]: expected text, got nothing"),
+        ([{"role": 3, "content": "x"}], r"\['role'\]: expected text, got int"),
+        ([{"role": "user", "content": None}], "got NoneType"),
     ],
 )
 def test_malformed_messages(messages, words):
@@ -156,7 +156,7 @@ def test_malformed_messages(messages, words):
         ("\n\n\n{{ 1 / 0 }}", "line 4: ZeroDivisionError"),
         ("{{ 'a' | nonsense }}", "nonsense"),
         ("{{ tools.x | tojson }}", "line 1"),
-        (None, "wants text, found NoneType"),
+        (None, "expected text, got NoneType"),
         ("x" * 100_001, "100,001 characters"),
         ("a\n{% block x %}{% endblock %}", "line 2: .*may not use Block"),
         ("\n{{ 2 ** 3 }}", "line 2: .*may not use Pow"),

@@ -208,7 +208,8 @@ def test_what_a_text_begins_with_unless_the_file_says_otherwise():
     for pre in PUBLISHED:
         ids = Tokenizer.from_gguf(bpe_metadata(pre, add_bos_token=None), "x.gguf").encode("a")
         assert (ids[0] == bos) == (pre in WHOLE_PIECES)
-    with pytest.raises(TokenizerError, match=r"add_bos_token' is true for this kind .* 'tokenizer.ggml.bos_token_id'"):
+    message = r"add_bos_token' is true by default for this kind .* 'tokenizer.ggml.bos_token_id'"
+    with pytest.raises(TokenizerError, match=message):
         Tokenizer.from_gguf(bpe_metadata("llama-bpe", add_bos_token=None, bos_token_id=None), "x.gguf")
 
 
@@ -401,14 +402,14 @@ def test_tokenizers_that_are_not_implemented(fields, words):
     ("fields", "words"),
     [
         ({"scores": None}, "'tokenizer.ggml.scores' is missing"),
-        ({"scores": [0.0] * 5}, "has 5 entries for 261 tokens"),
-        ({"scores": [0.0] * 260 + [float("nan")]}, "is nan for token 260, wanted a finite number"),
-        ({"tokens": [*(t for t, _, _ in SMALL[:-1]), "a" * 1001]}, "token 260 has 1,001 characters, wanted 1,000"),
-        ({"scores": [0] * 261}, "holds 0 at index 0, wanted float"),
-        ({"add_space_prefix": 1}, r"is 1 \(int\), wanted bool"),
-        ({"bos_token_id": None}, "add_bos_token' is true for this kind of tokenizer unless it says otherwise, but"),
+        ({"scores": [0.0] * 5}, "has 5 entries, expected one for each of 261 tokens"),
+        ({"scores": [0.0] * 260 + [float("nan")]}, "is nan for token 260, expected a finite number"),
+        ({"tokens": [*(t for t, _, _ in SMALL[:-1]), "a" * 1001]}, "1,001 characters, expected at most 1,000"),
+        ({"scores": [0] * 261}, "holds 0 at index 0, expected float"),
+        ({"add_space_prefix": 1}, r"is 1 \(int\), expected bool"),
+        ({"bos_token_id": None}, "add_bos_token' is true by default for this kind of tokenizer, but"),
         ({"token_type": [2, 3, 3] + [6] * 255 + [1] * 3}, "marks 255 byte tokens, .*: '<0xFF>' is missing"),
-        ({"token_type": [2, 3, 3] + [6] * 256 + [6, 1]}, "marks 257 byte tokens, .*: '▁' is no byte"),
+        ({"token_type": [2, 3, 3] + [6] * 256 + [6, 1]}, "marks 257 byte tokens, .*: '▁' is not a byte token"),
     ],
 )
 def test_damaged_sentencepiece_fields(fields, words):

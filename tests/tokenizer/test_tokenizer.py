@@ -120,7 +120,7 @@ def test_what_is_no_token_id(default_tokenizer, token_id):
         lambda: default_tokenizer.stream().push(token_id),
         lambda: default_tokenizer.token_text(token_id),
     ):
-        with pytest.raises(TokenizerError, match=r"is no token id"):
+        with pytest.raises(TokenizerError, match=r"is not a token id"):
             use()
 
 
@@ -363,7 +363,7 @@ def test_huge_files(small_folder, name):
     (small_folder / name).unlink(missing_ok=True)
     with (small_folder / name).open("wb") as file:
         file.truncate(200_000_000)  # takes no room on the disk
-    with pytest.raises(TokenizerError, match=rf"{name}: 200,000,000 bytes, wanted at most"):
+    with pytest.raises(TokenizerError, match=rf"{name}: 200,000,000 bytes, expected at most"):
         Tokenizer.from_folder(small_folder)
 
 
@@ -374,7 +374,7 @@ def test_files_that_never_end(small_folder, name):
     path.unlink(missing_ok=True)
     for make in (lambda: os.mkfifo(path), lambda: path.symlink_to("/dev/zero"), path.mkdir):
         make()
-        with pytest.raises(TokenizerError, match=f"{name}: is no regular file"):
+        with pytest.raises(TokenizerError, match=f"{name}: is not a regular file"):
             Tokenizer.from_folder(small_folder)
         if not path.is_dir():
             path.unlink()
@@ -601,7 +601,7 @@ def test_unsupported_gguf_tokenizers(field, value, words):
         ("tokens", ["<e>", "a", "b", "ab", "Ġ", "a", "<tool>", "x"], "'a' twice, as ids 1 and 5"),
         ("tokens", ["<e>", "a", "b", "ab", "", "1", "<tool>", "x"], "id 4"),
         ("tokens", ["<e>", "a", "b", "ba", "Ġ", "1", "<tool>", "x"], "'ab'"),
-        ("token_type", [1, 2], "2 entries for 8"),
+        ("token_type", [1, 2], "2 entries, expected one for each of 8"),
         ("token_type", [3, 1, 1, 1, 1, 1, 1, 9], "is 9 for token 7"),
         ("token_type", [3, 1, 1, 1, 1, 1, 1, True], "index 7"),
         ("token_type", None, "missing"),
@@ -613,7 +613,7 @@ def test_unsupported_gguf_tokenizers(field, value, words):
         ("bos_token_id", 8, "below the vocabulary's size 8"),
         ("eos_token_id", -1, "is -1"),
         ("eos_token_id", 1.0, "float"),
-        ("add_bos_token", 1, "wanted bool"),
+        ("add_bos_token", 1, "expected bool"),
         ("bos_token_id", None, "missing"),
     ],
 )

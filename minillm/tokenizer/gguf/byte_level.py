@@ -1,6 +1,7 @@
-"""Byte-level BPE, as GPT-2 brought it (Radford et al. 2019): text is cut, spelled in bytes, and neighbours are merged.
+"""Byte-level BPE, as introduced by GPT-2 (Radford et al. 2019).
 
-The file lists the merges, the most urgent first; which tokens they make is in the vocabulary.
+Text is split into pieces, the pieces are written as bytes, and adjacent tokens are merged. The file lists the merges in
+order of decreasing priority; every token that a merge makes is in the vocabulary.
 """
 
 from __future__ import annotations
@@ -16,17 +17,19 @@ from minillm.tokenizer.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 
 
 def build(fields: GGUFTokenizerFields) -> tuple[tokenizers.Tokenizer, bool]:
-    """The tokenizer, still without its special tokens, and whether a text begins with the bos token by default."""
-    kind = _pre_tokenizer(fields)
+    """Build the tokenizer without its special tokens. Return it and whether it adds the bos token by default."""
+    pre_tokenizer = _pre_tokenizer(fields)
     vocabulary = fields.vocabulary
-    backend = tokenizers.Tokenizer(models.BPE(vocabulary, _merges(fields, vocabulary), ignore_merges=kind.whole_pieces))
-    if kind.composes:
+    backend = tokenizers.Tokenizer(
+        models.BPE(vocabulary, _merges(fields, vocabulary), ignore_merges=pre_tokenizer.ignore_merges)
+    )
+    if pre_tokenizer.normalizes_nfc:
         backend.normalizer = normalizers.NFC()
-    backend.pre_tokenizer = kind.cuts()
+    backend.pre_tokenizer = pre_tokenizer.make()
     backend.decoder = decoders.ByteLevel()
-    added = fields.tokens_of(TokenType.USER_DEFINED)
+    added = fields.tokens_of_type(TokenType.USER_DEFINED)
     backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in added])
-    return backend, kind.begins_with_bos
+    return backend, pre_tokenizer.adds_bos
 
 
 def _pre_tokenizer(fields: GGUFTokenizerFields) -> PreTokenizer:
@@ -34,10 +37,12 @@ def _pre_tokenizer(fields: GGUFTokenizerFields) -> PreTokenizer:
     name = fields.get(field, str)
     if name not in PRE_TOKENIZERS:
         found = "missing" if name is None else repr(name)
-        known = ", ".join(sorted(PRE_TOKENIZERS))
-        raise UnsupportedError(f"{fields.where}: metadata {field!r} is {found}; supported: {known}")
+        supported = ", ".join(sorted(PRE_TOKENIZERS))
+        raise UnsupportedError(f"{fields.source}: metadata {field!r} is {found}; supported: {supported}")
     if fields.get("tokenizer.ggml.add_space_prefix", bool, False):
-        raise UnsupportedError(f"{fields.where}: 'tokenizer.ggml.add_space_prefix' with byte-level BPE")
+        raise UnsupportedError(
+            f"{fields.source}: 'tokenizer.ggml.add_space_prefix' is not implemented for byte-level BPE"
+        )
     return PRE_TOKENIZERS[name]
 
 
@@ -47,12 +52,14 @@ def _merges(fields: GGUFTokenizerFields, vocabulary: dict[str, int]) -> list[tup
     merges = [tuple(line.split(" ")) for line in lines]
     for index, merge in enumerate(merges):
         if len(merge) != 2 or not all(merge):
-            raise fields.wrong(field, f"holds {lines[index]!r:.60} at index {index:,}, wanted two tokens and a space")
+            raise fields.error(
+                field, f"holds {lines[index]!r:.60} at index {index:,}, expected two tokens separated by a space"
+            )
         left, right = merge
         if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
             missing = next(token for token in (left, right, left + right) if token not in vocabulary)
-            raise fields.wrong(field, f"at index {index:,} needs {missing!r:.60}, which is not in the vocabulary")
+            raise fields.error(field, f"at index {index:,} needs {missing!r:.60}, which is not in the vocabulary")
     if len(set(merges)) < len(merges):
-        twice = Counter(lines).most_common(1)[0][0]
-        raise fields.wrong(field, f"holds {twice!r:.60} twice")
+        duplicate = Counter(lines).most_common(1)[0][0]
+        raise fields.error(field, f"holds {duplicate!r:.60} twice")
     return merges
