@@ -1,4 +1,4 @@
-"""Lesson 4's exercises. `pytest lessons/04_kv_cache` tells you whether they are right."""
+"""Exercises of lesson 4. `pytest lessons/04_kv_cache` checks them."""
 
 import numpy as np
 
@@ -16,10 +16,11 @@ def write_kv(
     layer_in_block: int,
     slots: np.ndarray,
 ) -> None:
-    """Store each token's key and value [T, G, K] in layer `layer_in_block` of the blocks; change nothing else.
+    """Write each token's key and value [T, G, K] to layer `layer_in_block` of the blocks; change nothing else.
 
-    key_blocks: [N, L, G, K, B], written in place. value_blocks: [N, L, G, B, K], too; mind that the last two axes are
-    the other way round. slots [T]: token t belongs at offset `slots[t] % B` of block `slots[t] // B`.
+    key_blocks is [N, layers, G, K, B] and value_blocks is [N, layers, G, B, K]; both are changed in place. Note that
+    their last two axes are in opposite order. Of slots [T], token t belongs at offset `slots[t] % B` of block
+    `slots[t] // B`.
     """
     raise NotImplementedError("your turn")
 
@@ -33,15 +34,15 @@ def attention(
     query_starts: np.ndarray,
     block_tables: np.ndarray,
 ) -> np.ndarray:
-    """What each of T tokens gathers from the tokens before it, in its own sequence: [T, H, K] -> [T, H, K].
+    """Compute attention of T tokens, each over its own sequence: [T, H, K] -> [T, H, K].
 
-    queries: [T, H, K]. key_blocks, value_blocks: the cache, as in `write_kv`. positions: [T].
-    query_starts: [S + 1]; sequence s owns tokens query_starts[s] up to, not including, query_starts[s + 1].
-    block_tables: [S, most blocks]; row s names the blocks of positions 0 .. B - 1, B .. 2B - 1, and so on, of sequence
-    s. Where a sequence needs fewer blocks than the row has places, the rest is -1 and means nothing; and what lies in
-    its last block behind its last token means nothing either.
+    queries is [T, H, K]. key_blocks and value_blocks are the cache, as in `write_kv`. positions is [T].
+    query_starts is [S + 1]: sequence s owns tokens query_starts[s] up to, not including, query_starts[s + 1].
+    block_tables is [S, most blocks]: row s lists the blocks of positions 0 to B - 1, B to 2B - 1, and so on, of
+    sequence s. Unused entries at the end of a row are -1. The part of a sequence's last block after its last token has
+    no meaning.
 
-    `minillm.ops.reference.attend(queries, keys, values, positions)` of lesson 2 does the attending, for one sequence
-    whose keys and values lie side by side, [G, m, K].
+    `minillm.ops.reference.attend(queries, keys, values, positions)` of lesson 2 computes attention for one sequence
+    whose keys and values are contiguous, [G, m, K].
     """
     raise NotImplementedError("your turn")

@@ -1,4 +1,4 @@
-"""Are the exercises of lesson 4 right?"""
+"""Tests of the exercises of lesson 4."""
 
 import numpy as np
 import pytest
@@ -29,15 +29,15 @@ def test_write_kv_puts_every_token_into_its_slot(exercises):
         np.testing.assert_array_equal(value_blocks[block, 1, :, offset, :], values[token])
 
 
-def test_write_kv_touches_no_other_place_and_no_other_layer(exercises):
+def test_write_kv_changes_no_other_slot_and_no_other_layer(exercises):
     key_blocks, value_blocks = normal(N, L, G, K, B), normal(N, L, G, B, K)
     before = key_blocks.copy(), value_blocks.copy()
     exercises.write_kv(normal(3, G, K), normal(3, G, K), key_blocks, value_blocks, 2, np.array([8, 9, 10]))
     key_changed = (key_blocks != before[0]).any(axis=(2, 3))  # [N, L, B]
     value_changed = (value_blocks != before[1]).any(axis=(2, 4))
-    wanted = [[1, 2, 3], [1, 2, 4], [2, 2, 0]]  # block, layer, offset
-    assert np.argwhere(key_changed).tolist() == wanted
-    assert np.argwhere(value_changed).tolist() == wanted
+    expected = [[1, 2, 3], [1, 2, 4], [2, 2, 0]]  # block, layer, offset
+    assert np.argwhere(key_changed).tolist() == expected
+    assert np.argwhere(value_changed).tolist() == expected
 
 
 def test_write_kv_replaces_what_was_there(exercises):
@@ -53,7 +53,7 @@ def test_write_kv_replaces_what_was_there(exercises):
 
 
 def filled_cache(lengths, tables, layer):
-    """A cache that is full of nonsense, but for the keys and values [G, m, K] of each sequence, returned as well."""
+    """Return a cache full of wrong numbers, except for the keys and values [G, m, K] of each sequence, and these."""
     key_blocks, value_blocks = np.full((N, L, G, K, B), 1e6), np.full((N, L, G, B, K), 1e6)
     plain = []
     for length, table in zip(lengths, tables, strict=True):
@@ -67,7 +67,7 @@ def filled_cache(lengths, tables, layer):
 
 
 @pytest.mark.parametrize("table", [[0, 1, 2], [4, 0, 5], [2, 1, 0]])
-def test_attention_finds_the_keys_wherever_their_blocks_lie(exercises, table):
+def test_attention_finds_the_keys_in_any_blocks(exercises, table):
     key_blocks, value_blocks, [(keys, values)] = filled_cache([12], [table], layer=1)
     queries, positions = normal(12, 4, K), np.arange(12)
     found = exercises.attention(queries, key_blocks, value_blocks, 1, positions, np.array([0, 12]), np.array([table]))
