@@ -52,6 +52,14 @@ def default_gguf() -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_gguf(tmp_path_factory) -> Path:
+    """A GGUF file with a tiny random Llama, in Q8_0, and a tokenizer."""
+    from support.builders import random_llama, write_gguf  # imports torch, which few tests of the engine need
+
+    return write_gguf(tmp_path_factory.mktemp("tiny") / "tiny.gguf", random_llama(), "Q8_0", with_tokenizer=True)
+
+
+@pytest.fixture(scope="session")
 def gemma_gguf() -> Path:
     """The file of Gemma 3 270M, which has terms of use: downloaded only in CI, and elsewhere read from the cache."""
     entry = catalog.CATALOG["gemma3-270m"]

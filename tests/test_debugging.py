@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support.builders import random_llama, write_gguf
 
 from minillm import LLM, Engine, SamplingParams
 from minillm.model.debugger import debugger_attached
@@ -55,12 +54,6 @@ def example():
     return runpy.run_path(str(EXAMPLE))
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    path = tmp_path_factory.mktemp("debugging") / "model.gguf"
-    return write_gguf(path, random_llama(), "Q8_0", with_tokenizer=True)
-
-
 def make_engine(llm, example):
     config = example["CONFIG"]
     cache = KVCache(llm.config, config.num_blocks, config.block_size)
@@ -92,9 +85,9 @@ def without_times(record):
 
 
 @pytest.mark.parametrize("backend", ["numba", "numpy"])
-def test_the_example_does_what_the_engine_does(example, tiny, backend, capsys):
+def test_the_example_does_what_the_engine_does(example, tiny_gguf, backend, capsys):
     """All fields of all records are equal, apart from times and arrivals."""
-    llm = LLM(tiny, backend=backend)
+    llm = LLM(tiny_gguf, backend=backend)
     ours = example["serve"](llm, show=example["print_stage"]).records
     records, walked = serve_with_an_engine(llm, example)
     assert list(map(without_times, ours)) == list(map(without_times, records))
@@ -106,7 +99,7 @@ def test_the_example_does_what_the_engine_does(example, tiny, backend, capsys):
     assert " at 0x" not in printed  # every object has a repr of its own
 
 
-def test_pdb_stops_in_every_stage_and_reads_the_arrays(example, tiny):
+def test_pdb_stops_in_every_stage_and_reads_the_arrays(example, tiny_gguf):
     reference = ROOT / "minillm" / "ops" / "reference.py"
     after_softmax = line_of(reference, "return xp.permute_dims(weights @ values, (1, 0, 2))")
     session = {
@@ -130,10 +123,10 @@ def test_pdb_stops_in_every_stage_and_reads_the_arrays(example, tiny):
         5: "c",
         "record": "p record",
     }
-    options = ("--stop", "--backend", "numpy", "--model", tiny)
+    options = ("--stop", "--backend", "numpy", "--model", tiny_gguf)
     answers = dict(zip(session, debug([], session.values(), *options), strict=True))
 
-    llm, seen = LLM(tiny, backend="numpy"), {}
+    llm, seen = LLM(tiny_gguf, backend="numpy"), {}
     records, walked = serve_with_an_engine(llm, example, seen.__setitem__)
     record = replace(records[walked], arrived=[])
     chunks = [(c.start, c.token_ids, c.block_tables) for c in record.chunks]
@@ -195,7 +188,7 @@ print(answer.token_ids)
 """
 
 
-def test_pdb_stops_in_attention_with_the_default_backend(tiny, tmp_path):
+def test_pdb_stops_in_attention_with_the_default_backend(tiny_gguf, tmp_path):
     """With a debugger attached the layers run one by one, and the answer has the same tokens."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT, encoding="utf-8")
@@ -211,21 +204,21 @@ def test_pdb_stops_in_attention_with_the_default_backend(tiny, tmp_path):
         "clear": "cl 1",
         "end": "c",
     }
-    answers = dict(zip(session, debug(["-m", "pdb"], session.values(), tiny, script=script), strict=True))
+    answers = dict(zip(session, debug(["-m", "pdb"], session.values(), tiny_gguf, script=script), strict=True))
     for stop in ("first", "second"):
         assert f"{transformer}({line})_attention()" in answers[stop]
     assert [int(answers["first layer"]), int(answers["second layer"])] == [0, 1]
     num_tokens, x_shape, k_shape = ast.literal_eval(answers["shapes"])
     assert (x_shape, k_shape) == ((num_tokens, 64), (num_tokens, 2, 16))
-    llm = LLM(tiny)
+    llm = LLM(tiny_gguf)
     assert llm.transformer.fused_layers
     (answer,) = llm.generate("ab", SamplingParams(max_tokens=3, temperature=0, ignore_eos=True))
     assert str(answer.token_ids) in answers["end"]
 
 
-def test_layers_run_one_by_one_on_request_or_under_a_debugger_with_the_same_bits(tiny, monkeypatch):
+def test_layers_run_one_by_one_on_request_or_under_a_debugger_with_the_same_bits(tiny_gguf, monkeypatch):
     token_ids = [3, 4, 5, 6, 7, 8, 9]
-    fused = LLM(tiny)
+    fused = LLM(tiny_gguf)
     expected = fused.logits(token_ids)
     layers_run = []
     original_layer = Transformer._layer
@@ -245,7 +238,7 @@ def test_layers_run_one_by_one_on_request_or_under_a_debugger_with_the_same_bits
         sys.settrace(attached)
     np.testing.assert_array_equal(under_a_debugger, expected)
     assert layers_run == [0, 1]
-    one_by_one = LLM(tiny, fused=False)
+    one_by_one = LLM(tiny_gguf, fused=False)
     layers_run.clear()
     np.testing.assert_array_equal(one_by_one.logits(token_ids), expected)
     assert layers_run == [0, 1]

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.builders import random_llama, write_gguf
 
 from minillm import LLM, EngineConfig, SamplingParams
 from minillm.checkpoints import open_checkpoint
@@ -24,11 +23,10 @@ LONGEST = 300  # characters
 
 
 @pytest.fixture(scope="module")
-def crowd(tmp_path_factory):
+def crowd(tiny_gguf):
     """An engine at work on a hundred requests, and the plan and batch of its next step."""
-    path = write_gguf(tmp_path_factory.mktemp("reprs") / "model.gguf", random_llama(), "Q8_0", with_tokenizer=True)
     config = EngineConfig(block_size=2, num_blocks=900, max_sequences=100, max_batch_tokens=1600)
-    llm = LLM(path, backend="numpy", engine=config)
+    llm = LLM(tiny_gguf, backend="numpy", engine=config)
     for n in range(100):
         llm.engine.add_request([n] * 16, SamplingParams(max_tokens=5, ignore_eos=True), request_id=f"request-{n}")
     record = llm.engine.step()

@@ -69,11 +69,6 @@ def engine_file(folder, text, name="engine.py"):
     return file
 
 
-@pytest.fixture(scope="module")
-def tiny_model(tmp_path_factory):
-    return write_gguf(tmp_path_factory.mktemp("bench") / "tiny.gguf", random_llama(), "Q8_0", with_tokenizer=True)
-
-
 # --- roofline ----------------------------------------------------------------------------------------------------
 
 
@@ -300,23 +295,23 @@ def test_the_max_difference_over_all_prompts(tmp_path):
         assert max_difference(engine, oracle, [[1, 2], [3]]) == 0.25
 
 
-def test_a_model_is_stored_in_another_type_once(tmp_path, monkeypatch, tiny_model):
+def test_a_model_is_stored_in_another_type_once(tmp_path, monkeypatch, tiny_gguf):
     monkeypatch.setenv("MINILLM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(peers, "LLAMA_CPP", EngineSpec("fake", engine_file(tmp_path, FAKE_ENGINE), "fake-package"))
-    stored = stored_as(tiny_model, "F16", [sys.executable], 1)
+    stored = stored_as(tiny_gguf, "F16", [sys.executable], 1)
     assert stored.read_text() == "F16"
     stored.write_text("kept")
-    assert stored_as(tiny_model, "F16", [sys.executable], 1).read_text() == "kept"
+    assert stored_as(tiny_gguf, "F16", [sys.executable], 1).read_text() == "kept"
     assert list(stored.parent.iterdir()) == [stored]
 
     broken = FAKE_ENGINE.replace("write(storage)", "write(storage); 1 / 0")
     monkeypatch.setattr(peers, "LLAMA_CPP", EngineSpec("fake", engine_file(tmp_path, broken, "broken.py")))
     with pytest.raises(BenchmarkError, match="ZeroDivisionError"):
-        stored_as(tiny_model, "F32", [sys.executable], 1)
+        stored_as(tiny_gguf, "F32", [sys.executable], 1)
     assert list(stored.parent.iterdir()) == [stored]
 
     with pytest.raises(RequestError, match="'Q9' is unknown"):
-        stored_as(tiny_model, "Q9", [sys.executable], 1)
+        stored_as(tiny_gguf, "Q9", [sys.executable], 1)
     with pytest.raises(RequestError, match="folder"):
         stored_as(tmp_path, "Q8_0", [sys.executable], 1)
 
@@ -336,9 +331,9 @@ def fake_peers(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def benchmark(tiny_model, fake_peers):
+def benchmark(tiny_gguf, fake_peers):
     rows = [*QUICK, "prefill-4096"]
-    settings = Settings(model=str(tiny_model), threads=1, rows=rows, peers=True, quick=True)
+    settings = Settings(model=str(tiny_gguf), threads=1, rows=rows, peers=True, quick=True)
     return run_benchmark(settings, announce=lambda line: None, peers=fake_peers)
 
 
@@ -362,9 +357,9 @@ def test_every_row_is_measured_skipped_or_failed_and_says_so(benchmark):
     assert prefill.ratios["peer"][0] in [16.0 / ours for ours in prefill.amounts["minillm"]]
 
 
-def test_ours_agrees_with_the_oracle_and_computes_beside_it(tiny_model, fake_peers):
+def test_ours_agrees_with_the_oracle_and_computes_beside_it(tiny_gguf, fake_peers):
     rows = ["prefill-8", "decode-9", "batch-2", "exactness"]
-    settings = Settings(model=str(tiny_model), threads=1, rows=rows, peers=True, quick=True)
+    settings = Settings(model=str(tiny_gguf), threads=1, rows=rows, peers=True, quick=True)
     benchmark = run_benchmark(settings, announce=lambda line: None, peers=[*fake_peers[:2], FLOAT32])
     for name in rows[:3]:
         assert FLOAT32.name in result_of(benchmark, name).turns.ratios
@@ -516,20 +511,20 @@ def test_policies_take_turns_in_serving(tmp_path_factory):
         (["--model", "no-such-model"], "no-such-model"),
     ],
 )
-def test_bad_input_is_told_before_anything_is_measured(arguments, message, capsys, monkeypatch, tiny_model):
+def test_bad_input_is_told_before_anything_is_measured(arguments, message, capsys, monkeypatch, tiny_gguf):
     monkeypatch.setattr(bench.benchmark, "measure_machine", None)  # to call it would be an error
-    assert cli.main(["bench", "--model", str(tiny_model), *arguments]) == 2
+    assert cli.main(["bench", "--model", str(tiny_gguf), *arguments]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_a_plot_without_matplotlib_is_refused(capsys, monkeypatch, tiny_model, tmp_path):
+def test_a_plot_without_matplotlib_is_refused(capsys, monkeypatch, tiny_gguf, tmp_path):
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else found(name))
-    assert cli.main(["bench", "--model", str(tiny_model), "--plot", str(tmp_path / "roofline.png")]) == 2
+    assert cli.main(["bench", "--model", str(tiny_gguf), "--plot", str(tmp_path / "roofline.png")]) == 2
     assert "minillm[plot]" in capsys.readouterr().err
 
 
-def test_the_command_prints_and_writes(capsys, monkeypatch, tiny_model, tmp_path):
+def test_the_command_prints_and_writes(capsys, monkeypatch, tiny_gguf, tmp_path):
     monkeypatch.setattr(bench.benchmark, "PEERS", ())
     arguments = [
         "--rows",
@@ -541,7 +536,7 @@ def test_the_command_prints_and_writes(capsys, monkeypatch, tiny_model, tmp_path
         "--json",
         str(tmp_path / "figures.json"),
     ]
-    assert cli.main(["bench", "--model", str(tiny_model), *arguments]) == 0
+    assert cli.main(["bench", "--model", str(tiny_gguf), *arguments]) == 0
     assert "decode at 64 tokens of context" in capsys.readouterr().out
     told = json.loads((tmp_path / "figures.json").read_text())
     assert [row["name"] for row in told["rows"]] == ["decode-64", "exactness"]

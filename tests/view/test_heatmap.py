@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
-from support.builders import random_llama, write_gguf
 
 from minillm import MinillmError
 from minillm.view import HeatMap, heat_page
@@ -156,12 +155,6 @@ def test_weights_of_another_shape_are_rejected():
 # --- the example --------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    path = tmp_path_factory.mktemp("attention") / "model.gguf"
-    return write_gguf(path, random_llama(), "Q8_0", with_tokenizer=True)
-
-
 def run(monkeypatch, capsys, *options):
     """The output of the example."""
     monkeypatch.setattr(sys, "argv", ["inspect_attention.py", *map(str, options)])
@@ -181,8 +174,8 @@ def test_the_default_prompt_shows_an_induction_head(default_gguf, tmp_path, monk
     assert f"<h1>Layer {heads[1]}, head {heads[2]} of " in page.read_text(encoding="utf-8")
 
 
-def test_heads_are_chosen_by_option_or_by_pattern(tiny, monkeypatch, capsys):
-    model = ("--model", tiny, "--backend", "numpy")
+def test_heads_are_chosen_by_option_or_by_pattern(tiny_gguf, monkeypatch, capsys):
+    model = ("--model", tiny_gguf, "--backend", "numpy")
     for options, expected in (
         (("--layer", 1, "--head", 2), r"^Layer 1, head 2 of"),
         (("--layer", 0), r"^Layer 0, head \d of"),
