@@ -1,4 +1,4 @@
-"""Lesson 5's exercises. `pytest lessons/05_prefill_decode` tells you whether they are right."""
+"""Exercises of lesson 5. `pytest lessons/05_prefill_decode` checks them."""
 
 from collections.abc import Sequence
 
@@ -13,31 +13,32 @@ ANSWERS = {
 
 
 def layer_flops(config: ModelConfig) -> int:
-    """Operations that one token costs in the matrix products of all layers: two a weight.
+    """Return the operations of one token in the matrix products of all layers: two per weight.
 
-    A layer's matrices are q, k, v and the output of attention, and gate, up and down of the feed-forward part. Mind
-    that queries have `num_heads` heads, keys and values `num_kv_heads`, and that a head's size, `head_dim`, need not be
-    `hidden_size / num_heads`. Embedding and head are no part of a layer; norms and biases are too small to count.
+    A layer's matrices are q, k, v and the output of attention, and gate, up and down of the feed-forward layer. Queries
+    have `num_heads` heads, keys and values have `num_kv_heads`, and the size of a head, `head_dim`, can differ from
+    `hidden_size / num_heads`. Embedding and head do not belong to a layer; norms and biases are too small to count.
 
-    Hint: `config.tensor_shapes()` names every tensor of the model.
+    Hint: `config.tensor_shapes()` lists every tensor of the model.
     """
     raise NotImplementedError("your turn")
 
 
 def prefill_work(config: ModelConfig, weight_bytes: int, kv_bytes_per_token: int, num_tokens: int) -> Work:
-    """What one prompt of `num_tokens` computes and moves: a `Work(num_bytes=..., flops=...)`.
+    """Return the work of one prompt of `num_tokens` tokens: a `Work(num_bytes=..., flops=...)`.
 
-    Operations: every token goes through the layers (`layer_flops`), and only the last through the head, which costs two
-    a weight, too. Each token looks at itself and at all before it: four operations for each number of a query head, in
-    each head of each layer. Bytes: the weights are read once, and the keys and values of every token once.
+    Operations: every token passes through the layers (`layer_flops`), but only the last one through the head, which
+    also costs two operations per weight. Each token reads itself and all earlier ones: four operations for each number
+    of a query head, in each head of each layer. Bytes: the weights are read once, and the keys and values of every
+    token once.
     """
     raise NotImplementedError("your turn")
 
 
 def decode_work(config: ModelConfig, weight_bytes: int, kv_bytes_per_token: int, contexts: Sequence[int]) -> Work:
-    """What one step computes and moves that adds one token to each sequence; s has `contexts[s]` tokens before it.
+    """Return the work of a step that adds one token to each sequence; sequence s has `contexts[s]` tokens before it.
 
-    Each new token goes through layers and head, and looks at those before it and at itself. All sequences share one
-    reading of the weights; keys and values, those of the new tokens included, are each sequence's own.
+    Each new token passes through layers and head, and reads itself and all earlier tokens of its sequence. All
+    sequences share one reading of the weights. Keys and values, including those of the new tokens, are not shared.
     """
     raise NotImplementedError("your turn")

@@ -1,4 +1,4 @@
-"""Are the exercises of lesson 5 right?"""
+"""Tests of the exercises of lesson 5."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from minillm.model.config import ModelConfig
 SMALL = ModelConfig("llama", 100, 8, 16, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=5, context_length=64)
 LAYERS = 2 * 3 * 864
 HEAD = 2 * 100 * 8
-LOOK = 4 * 3 * 4 * 5  # one token looking at one token
+READ = 4 * 3 * 4 * 5  # one token reading one token
 
 # layer_flops
 
@@ -26,12 +26,12 @@ def test_layer_flops_are_two_for_every_weight_of_every_layer(exercises):
     [
         ({"num_kv_heads": 1}, 864 - 2 * 5 * 8),  # half the keys and values
         ({"intermediate_size": 17}, 864 + 3 * 8),
-        ({"vocab_size": 7}, 864),  # no part of a layer
+        ({"vocab_size": 7}, 864),  # not part of a layer
         ({"tie_embeddings": True}, 864),
         ({"attention_bias": True, "mlp_bias": True}, 864),  # biases are not counted
     ],
 )
-def test_layer_flops_know_each_matrix(exercises, change, weights):
+def test_layer_flops_count_each_matrix(exercises, change, weights):
     assert exercises.layer_flops(replace(SMALL, **change)) == 2 * 3 * weights
 
 
@@ -43,9 +43,9 @@ def test_layer_flops_of_a_known_model(exercises):
 # prefill_work
 
 
-@pytest.mark.parametrize(("tokens", "looks"), [(1, 1), (2, 3), (10, 55)])
-def test_prefill_work_counts_who_looks_at_whom(exercises, tokens, looks):
-    assert exercises.prefill_work(SMALL, 0, 0, tokens).flops == tokens * LAYERS + HEAD + looks * LOOK
+@pytest.mark.parametrize(("tokens", "reads"), [(1, 1), (2, 3), (10, 55)])
+def test_prefill_work_counts_the_tokens_that_each_token_reads(exercises, tokens, reads):
+    assert exercises.prefill_work(SMALL, 0, 0, tokens).flops == tokens * LAYERS + HEAD + reads * READ
 
 
 def test_prefill_work_reads_the_weights_once_and_the_cache_once_a_token(exercises):
@@ -62,16 +62,16 @@ def test_prefill_work_grows_more_intense_with_length(exercises):
 # decode_work
 
 
-def test_decode_work_of_one_sequence_counts_itself_among_those_it_looks_at(exercises):
-    assert exercises.decode_work(SMALL, 0, 0, [0]).flops == LAYERS + HEAD + LOOK
-    assert exercises.decode_work(SMALL, 0, 0, [9]).flops == LAYERS + HEAD + 10 * LOOK
+def test_decode_work_of_one_sequence_counts_the_token_itself(exercises):
+    assert exercises.decode_work(SMALL, 0, 0, [0]).flops == LAYERS + HEAD + READ
+    assert exercises.decode_work(SMALL, 0, 0, [9]).flops == LAYERS + HEAD + 10 * READ
     assert exercises.decode_work(SMALL, 1000, 30, [9]).num_bytes == 1300
 
 
 def test_decode_work_shares_the_weights_but_not_the_cache(exercises):
     work = exercises.decode_work(SMALL, 1000, 30, [9, 19, 4])
     assert work.num_bytes == 1000 + 30 * (10 + 20 + 5)
-    assert work.flops == 3 * (LAYERS + HEAD) + 35 * LOOK
+    assert work.flops == 3 * (LAYERS + HEAD) + 35 * READ
 
 
 def test_decode_work_after_a_prompt_is_what_the_longer_prompt_would_add(exercises):
