@@ -1,4 +1,4 @@
-"""Lesson 1's exercises. `pytest lessons/01_tokens` tells you whether they are right."""
+"""The exercises of lesson 1. Run `pytest lessons/01_tokens` to test your solutions."""
 
 ANSWERS = {
     "visible": "minillm.tokenizer.detokenizer.visible",
@@ -7,20 +7,20 @@ ANSWERS = {
 
 
 def visible(raw: bytes) -> str:
-    """Bytes as text for people: bytes that are no whole character are written like `<0xE2>`.
+    """Return bytes as readable text. Each byte that is not part of a complete character is written like `<0xE2>`.
 
-    `visible("é!".encode())` is "é!", and `visible(b"\\xe2\\x82 5")`, the first two bytes of a euro sign before " 5", is
+    `visible("é!".encode())` is "é!". `visible(b"\\xe2\\x82 5")`, the first two bytes of a euro sign before " 5", is
     "<0xE2><0x82> 5".
 
-    Hint: `bytes.decode` takes an `errors` argument. Which of its values keeps apart what was bad from what was good?
+    Hint: `bytes.decode` has a parameter `errors`. Which of its values keeps invalid bytes distinguishable from text?
     """
     raise NotImplementedError("your turn")
 
 
 def overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a beginning of `stop`, but not all of it.
+    """Return the length of the longest suffix of `text` that is a proper prefix of `stop`.
 
-    So many characters must wait: what comes next may complete the stop string.
+    That many characters must be held back, because the next text may complete the stop string.
     `overlap("Seoul.\\nUse", "\\nUser:")` is 4, and `overlap("Seoul.", "\\nUser:")` is 0.
     """
     raise NotImplementedError("your turn")

@@ -1,10 +1,10 @@
-"""Are the exercises of lesson 1 right?"""
+"""Tests of the exercises of lesson 1."""
 
 import pytest
 
 
 @pytest.mark.parametrize("text", ["", "plain", "é!", "한국어", "🚀", "a\\xe2b", "<0xE2>", "line\nbreak"])
-def test_visible_leaves_whole_characters_as_they_are(exercises, text):
+def test_visible_keeps_complete_characters(exercises, text):
     assert exercises.visible(text.encode()) == text
 
 
@@ -19,7 +19,7 @@ def test_visible_leaves_whole_characters_as_they_are(exercises, text):
         (b"\\\x9c\\", "\\<0x9C>\\"),
     ],
 )
-def test_visible_writes_out_bytes_that_are_no_character(exercises, raw, shown):
+def test_visible_writes_incomplete_characters_as_hexadecimal(exercises, raw, shown):
     assert exercises.visible(raw) == shown
 
 
@@ -30,17 +30,17 @@ def test_visible_writes_out_bytes_that_are_no_character(exercises, raw, shown):
         ("Seoul.", "\nUser:", 0),
         ("", "stop", 0),
         ("sto", "stop", 3),
-        ("to", "stop", 0),  # inside the stop string, but not its beginning
-        ("stop now", "stop", 0),  # a beginning, but not at the end of the text
+        ("to", "stop", 0),  # inside the stop string, but not at its start
+        ("stop now", "stop", 0),  # a prefix of the stop string, but not at the end of the text
         ("aab", "aabaab!", 3),
-        ("aabaab", "aabaac", 3),  # the longest that fits, though a longer one nearly does
-        ("abab", "ababab", 4),  # longest, not first: "ab" fits as well
+        ("aabaab", "aabaac", 3),  # a longer suffix differs only in its last character
+        ("abab", "ababab", 4),  # the longest: "ab" matches as well
         ("xaa", "aaa", 2),
-        ("<", "<", 0),  # all of it would not be waiting, it would be a match
+        ("<", "<", 0),  # the whole stop string is a match, not a proper prefix
         ("aaa", "aaa", 2),
     ],
 )
-def test_overlap_is_what_may_still_become_the_stop_string(exercises, text, stop, length):
+def test_overlap_is_the_length_that_may_become_the_stop_string(exercises, text, stop, length):
     assert exercises.overlap(text, stop) == length
 
 
@@ -50,5 +50,5 @@ def test_overlap_agrees_with_its_definition_on_every_short_text(exercises):
         texts += [text + letter for text in texts[-(2 ** len(texts[-1])) :] for letter in "ab"]
     for text in texts:
         for stop in ("ab", "aab", "abab", "bbabb"):
-            fitting = [n for n in range(len(stop)) if n == 0 or text.endswith(stop[:n])]
-            assert exercises.overlap(text, stop) == max(fitting), (text, stop)
+            matching = [n for n in range(len(stop)) if n == 0 or text.endswith(stop[:n])]
+            assert exercises.overlap(text, stop) == max(matching), (text, stop)
