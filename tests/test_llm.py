@@ -1,4 +1,4 @@
-"""The front door: requests in, answers out, on a tiny random model."""
+"""LLM: generate, stream, chat and logits, on a tiny random model."""
 
 import gc
 import math
@@ -77,7 +77,7 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path, backend):
 @settings(max_examples=60)
 @given(requests=st.lists(st.tuples(token_ids, params), min_size=2, max_size=5))
 def test_an_answer_does_not_depend_on_what_ran_before(llm, requests):
-    """Same tokens, same bits of logprob: whether the cache held a common beginning, and whatever drew before."""
+    """Tokens and logprobs are equal, whether or not the prefix cache had a match, and whatever was sampled before."""
     alone = []
     for prompt, how in requests:
         llm.reset_prefix_cache()
@@ -89,7 +89,7 @@ def test_an_answer_does_not_depend_on_what_ran_before(llm, requests):
 @settings(max_examples=40)
 @given(prompt=token_ids, how=params)
 def test_the_loop_is_logits_and_sample_by_turns(llm, prompt, how):
-    """The simplest implementation: score everything anew for every token, and sample the last row."""
+    """The simplest implementation computes all logits again for every token, and samples from the last row."""
     tokens, logprobs = [], []
     while len(tokens) < how.max_tokens:
         chosen = sample(llm.logits(prompt + tokens)[-1], how, how.seed, len(tokens), prompt + tokens)

@@ -1,6 +1,6 @@
-"""The engine: whoever shares its steps, under whatever policy, in however small a pool, gets the bits of being alone.
+"""The engine: under every policy and in any pool, a request gets the same bits as when it runs alone.
 
-MINILLM_EXAMPLES=5000 looks at more of the examples than the few hundred of a usual run; that takes minutes.
+MINILLM_EXAMPLES=5000 runs more examples than the default few hundred. This takes minutes.
 """
 
 import os
@@ -45,7 +45,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 "
 
 
 class Model:
-    """A transformer and its tokenizer, and what each request answers that has them to itself."""
+    """A transformer and its tokenizer, and the answer of a request that runs alone."""
 
     def __init__(self, path, num_windowed, windows):
         checkpoint = open_checkpoint(path)
@@ -56,12 +56,12 @@ class Model:
 
     def engine(self, config):
         cache = KVCache(self.transformer.config, config.num_blocks, config.block_size, config.kv_dtype)
-        cache.keys[:], cache.values[:] = 6e4, -6e4  # whoever reads what nobody wrote, shows
+        cache.keys[:], cache.values[:] = 6e4, -6e4  # a read of memory that was never written changes the results
         scheduler = config.scheduler(cache)
         return Engine(self.transformer, cache, scheduler, tokenizer=self.tokenizer, context_length=CONTEXT)
 
     def alone(self, prompt, params, completion=0, kv_dtype="float32"):
-        """The loop without an engine: one unbroken cache, the whole prompt at once, then token by token."""
+        """Generate without an engine: one contiguous cache, the whole prompt in one pass, then token by token."""
         cache = KVCache.contiguous(self.transformer.config, CONTEXT, dtype=kv_dtype)
         answer, tables = IncrementalDetokenizer(self.tokenizer, params), cache.full_tables()
         tokens, logprobs, texts, reason = list(prompt), [], [], None
@@ -80,7 +80,7 @@ class Model:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """Tiny ones: floats and quantized; with windows in no layers, in all, or in some."""
+    """Tiny models, with float and quantized weights, and with windows in no layer, all layers or some."""
     folder = tmp_path_factory.mktemp("models")
     paths = {
         storage: write_gguf(
@@ -95,7 +95,7 @@ def models(tmp_path_factory):
 
 
 class Answers:
-    """What comes out of an engine, put together by request and completion."""
+    """The output of an engine, collected by request and completion."""
 
     def __init__(self):
         self.tokens, self.logprobs = defaultdict(list), defaultdict(list)

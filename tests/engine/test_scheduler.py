@@ -1,4 +1,4 @@
-"""The scheduler against a model of paper: whatever the policy, every text is what it would be alone."""
+"""The scheduler with a toy model: under every policy, each request gets the answer that it gets alone."""
 
 import random
 import zlib
@@ -22,12 +22,12 @@ END = 3  # the token that ends a text
 
 
 def next_token(tokens, completion):
-    """What the model of paper says: a function of all tokens, as a real one's."""
+    """Return the next token of the toy model, a function of all tokens so far, as in a real model."""
     return zlib.crc32(bytes([*tokens, 0, completion])) % 5
 
 
 def alone(prompt, max_tokens, completion, end=END):
-    """The answer of a request that has the machine to itself."""
+    """Return the prompt and the answer of a request that is served alone."""
     tokens = list(prompt)
     while len(tokens) < len(prompt) + max_tokens and (len(tokens) == len(prompt) or tokens[-1] != end):
         tokens.append(next_token(tokens, completion))
@@ -35,8 +35,10 @@ def alone(prompt, max_tokens, completion, end=END):
 
 
 class Paper:
-    """Carries out plans. Its memory holds, at every position of a block, the text up to there; and it reads it back,
-    through the block table, as attention does in each group of layers: behind a window it looks at nothing."""
+    """Executes plans. At every position of a block, its memory holds the text up to that position.
+
+    It reads the memory through the block table of each group, as attention does: only the positions within the window.
+    """
 
     def __init__(self, scheduler, end=END):
         self.scheduler, self.end, self.memory = scheduler, end, {}
@@ -62,7 +64,7 @@ class Paper:
             for position in range(chunk.start, chunk.stop)
             for place in self.places(chunk, position)
         ]
-        assert len(places) == len(set(places))  # no two write to the same place
+        assert len(places) == len(set(places))  # no two tokens are written to the same slot
         sequences = [self.scheduler.sequence(chunk) for chunk in plan.chunks]
         texts = [tuple(sequence.token_ids) for sequence in sequences]
         for chunk, text in zip(plan.chunks, texts, strict=True):
@@ -83,7 +85,7 @@ class Paper:
         return plan
 
     def places(self, chunk, position):
-        """Where in memory the position is stored, by group."""
+        """Return the block and the offset of a position in each group."""
         size = self.scheduler.blocks.block_size
         return [(table[position // size], position % size) for table in chunk.block_tables]
 
@@ -97,7 +99,7 @@ class Paper:
         return chunk.sampled
 
     def check(self, plan):
-        """What holds of every plan."""
+        """Check the properties of every plan."""
         scheduler = self.scheduler
         assert sum(len(chunk.token_ids) for chunk in plan.chunks) == plan.num_tokens <= scheduler.max_batch_tokens
         advanced = [scheduler.sequence(chunk) for chunk in plan.chunks]
@@ -117,7 +119,7 @@ class Paper:
 
 
 def most_rows(scheduler, positions, window):
-    """What so many positions take; with a window not more than its own and a step's, wherever they begin."""
+    """Return the maximum number of live blocks: of all positions, or of a window and one step wherever they begin."""
     size = scheduler.blocks.block_size
     at_once = positions if window is None else window - 1 + scheduler.max_batch_tokens
     return min((positions - 1) // size + 1, max((start + at_once - 1) // size + 1 for start in range(size)))
@@ -128,7 +130,7 @@ def most_blocks(scheduler, positions):
 
 
 def check_tables(scheduler):
-    """Between steps: they name what queries to come can reach, and nothing else."""
+    """Check that, between steps, the tables list exactly the blocks that later queries can read."""
     size, windows = scheduler.blocks.block_size, scheduler.blocks.windows
     for sequence in scheduler.running:
         for table, window in zip(sequence.block_tables, windows, strict=True):
@@ -141,7 +143,7 @@ def check_tables(scheduler):
 
 
 class Serving(RuleBasedStateMachine):
-    """Requests come, are aborted, steps are taken or fail; at the end all that were left are answered."""
+    """Requests arrive and are aborted, steps run or fail; at the end every remaining request is answered correctly."""
 
     @initialize(
         num_blocks=st.integers(4, 12),
@@ -191,7 +193,7 @@ class Serving(RuleBasedStateMachine):
 
     @rule()
     def a_step_fails(self):
-        """Between scheduling and committing; what was written is garbage."""
+        """A step fails between scheduling and committing, after garbage was written."""
         plan = self.scheduler.schedule()
         for chunk in plan.chunks:
             for position in range(chunk.start, chunk.stop):
@@ -238,7 +240,7 @@ class Serving(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         most = sum(len(prompt) + max_tokens for prompt, max_tokens, n in self.requests.values() for _ in range(n))
-        for _ in range(2 * most + 2):  # far more than ever needed, and no more than a few times the tokens there are
+        for _ in range(2 * most + 2):  # more steps than needed: at most a small multiple of the number of tokens
             if not self.scheduler.has_unfinished:
                 break
             self.paper.step()
@@ -258,7 +260,7 @@ TestServing.settings = settings(max_examples=200, stateful_step_count=30)
 @pytest.mark.parametrize("others", [[], [None]])  # the windows of another group of layers
 @pytest.mark.parametrize("policy", POLICIES)
 def test_behind_windows_a_pool_that_is_hardly_enough_for_one_serves_many(policy, others):
-    """Steps fail, too, after which those admitted first may be behind others: they take what those had in this step."""
+    """Steps also fail. Afterwards an older sequence may be behind a younger one, and takes its blocks in this step."""
     drawn = random.Random(0)
     preempted_in_prefill = 0
     for _ in range(80):

@@ -1,4 +1,4 @@
-"""What a probe is shown: by which names, in which shapes, and that looking changes nothing, in either direction."""
+"""Probes: names and shapes of the arrays, and that neither probing nor writing to them changes a result."""
 
 import re
 
@@ -25,7 +25,7 @@ def llm(request, tmp_path_factory):
 
 
 def documented(config):
-    """The table in the module's docstring: each name, once a layer where it says so, and its shape's letters."""
+    """Return the table of the module's docstring as names and shapes, with one entry per layer for layers.N."""
     rows = re.findall(r"^    ([a-zN._]+(?:\.\w+)*) +\[(.+?)\]", probing.__doc__, flags=re.MULTILINE)
     of_layers = [row for row in rows if row[0].startswith("layers.N")]
     first, last = rows.index(of_layers[0]), rows.index(of_layers[-1])
@@ -34,7 +34,7 @@ def documented(config):
 
 
 def batch_of(config, lengths, starts, seed=0):
-    """Chunks of several sequences in mid-course, their blocks interleaved; and what has to be computed before."""
+    """Return the chunks that must be computed first, and chunks that continue several sequences; blocks interleave."""
     tokens = np.random.default_rng(seed).integers(0, config.vocab_size, (len(lengths), 40)).tolist()
     tables = [list(range(row, 12 * len(lengths), len(lengths))) for row in range(len(lengths))]
     rows = list(zip(tokens, lengths, starts, tables, strict=True))
@@ -51,7 +51,7 @@ cases = {
 
 
 def forward(llm, case, probe=None):
-    """Logits and the cache after a batch, the positions before it computed unseen."""
+    """Return logits, cache and batch; the probe sees only the batch, not the earlier positions."""
     before, chunks = batch_of(llm.config, case["lengths"], case["starts"][: len(case["lengths"])])
     cache = KVCache(llm.config, 12 * len(chunks), 4, case["dtype"])
     for chunk in before:
@@ -67,15 +67,15 @@ def test_looking_changes_no_bit_and_what_was_seen_is_the_readers_own(llm, **case
     unseen, cache, _ = forward(llm, case)
     seen, then = {}, {}
 
-    def vandal(name, value):
-        """Keeps what it is shown, and then writes all over a second showing."""
+    def keep(name, value):
+        """Keep each array and a copy of it."""
         assert name not in seen
         seen[name], then[name] = value, value.copy()
 
     def scribble(name, value):
         value[...] = np.nan
 
-    for probe in (vandal, scribble):
+    for probe in (keep, scribble):
         logits, again, _ = forward(llm, case, probe)
         np.testing.assert_array_equal(logits, unseen)
         np.testing.assert_array_equal(again.keys, cache.keys)
@@ -115,7 +115,7 @@ def test_names_and_shapes_are_those_documented_and_attention_adds_up(llm, **case
 
 
 def test_weights_of_a_batch_gather_what_attention_gathered(llm):
-    """The weights that are shown, times the values that lie in the cache, are what the backend's attention gives."""
+    """The probed weights times the cached values equal the output of the backend's attention."""
     case, seen = {"lengths": [3, 1, 7], "starts": [0, 17, 5], "dtype": "float32", "every_token": False}, {}
     _, cache, batch = forward(llm, case, seen.__setitem__)
     for index in range(llm.config.num_layers):

@@ -17,7 +17,7 @@ COMPARE = Path(__file__).parents[2] / "examples" / "compare_with_pytorch.py"
 
 @pytest.fixture(scope="module")
 def compare():
-    """What examples/compare_with_pytorch.py is made of."""
+    """The names defined in examples/compare_with_pytorch.py."""
     return runpy.run_path(str(COMPARE))
 
 
@@ -28,7 +28,7 @@ def model(compare, default_gguf):
 
 @pytest.fixture(scope="module")
 def oracle(model, default_gguf):
-    """What transformers makes of each prompt, from the same file: ids, logits, greedy continuation."""
+    """Ids, logits and greedy continuation of each prompt, computed by transformers from the same file."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(default_gguf.parent, gguf_file=default_gguf.name)
 
     def answer(prompt):
@@ -67,7 +67,7 @@ def test_ids_logits_and_greedy_tokens(llm, oracle, name):
 
 
 def test_what_a_probe_sees(llm, model, compare):
-    """Every intermediate as hooks on its modules catch it; streams and weights as it hands them out itself."""
+    """Compare every intermediate with hooks on transformers' modules, and streams and weights with its own outputs."""
     token_ids = llm.encode(PROMPTS["code"])
     differences = compare["compare"](llm, model, token_ids)
     seen = llm.probe(token_ids)
