@@ -9,7 +9,6 @@ import os
 from collections.abc import Generator, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import cast
@@ -61,7 +60,6 @@ class LLM:
     weights : "int8" or "int4" rounds the matrices that the file stores as floats to that many bits while loading; None
         leaves all weights unchanged.
     context_length : positions to have room for; None for the model's own, at most DEFAULT_CONTEXT_LENGTH.
-    block_size : positions per block of the KV cache; None for the value in `engine`.
     engine : EngineConfig, how requests are scheduled and how much memory they get; None for the defaults.
     fused : whether the backend may run all layers as one compiled call. With False, they run one by one, as written in
         `minillm/model/transformer.py`; this also happens whenever a debugger is attached. Never changes a result.
@@ -109,7 +107,6 @@ class LLM:
         threads: int | None = None,
         weights: str | None = None,
         context_length: int | None = None,
-        block_size: int | None = None,
         engine: EngineConfig | None = None,
         fused: bool = True,
         report: Report | None = None,
@@ -132,8 +129,6 @@ class LLM:
         config = EngineConfig() if engine is None else engine
         if not isinstance(config, EngineConfig):
             raise ValueError(f"engine is {engine!r}; it must be an EngineConfig")
-        if block_size is not None:
-            config = replace(config, block_size=block_size)
         self._block_size = min(check_integer("block_size", config.block_size, 1), self.context_length)
         if config.num_blocks is None:
             num_blocks = KVCache.num_blocks_for(self.config, self.context_length, self._block_size)

@@ -40,7 +40,7 @@ def model_file(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def llm(model_file):
-    return LLM(model_file, block_size=4)
+    return LLM(model_file, engine=EngineConfig(block_size=4))
 
 
 token_ids = st.lists(st.integers(0, 261), min_size=1, max_size=30)
@@ -486,11 +486,11 @@ def test_damaged_weights_show_as_an_error_not_as_text(tmp_path):
         ({"context_length": 0}, "context_length is 0; it must be a whole number, from 1 to 128"),
         ({"context_length": 10.5}, r"context_length is 10\.5"),
         ({"context_length": True}, "context_length is True"),
-        ({"block_size": "16"}, "block_size is '16'"),
+        ({"engine": EngineConfig(block_size="16")}, "block_size is '16'"),
         ({"threads": "2"}, "threads is '2'"),
         ({"threads": 10**6}, "threads is 1000000; this machine has 1 to"),
         ({"context_length": 129}, "context_length is 129"),
-        ({"block_size": 0}, "block_size is 0"),
+        ({"engine": EngineConfig(block_size=0)}, "block_size is 0"),
         ({"engine": EngineConfig(num_blocks=0)}, "num_blocks is 0"),
         ({"engine": EngineConfig(max_sequences=0)}, "max_sequences is 0"),
         ({"engine": EngineConfig(policy="clever")}, "policy is 'clever'"),
@@ -552,7 +552,7 @@ def test_after_a_fork_the_child_is_told(llm):
 @pytest.mark.parametrize("block_size", [1, 7, 128, 1000])
 def test_block_size_changes_nothing(llm, model_file, block_size):
     how = SamplingParams(max_tokens=20, temperature=1, seed=1, logprobs=True)
-    other = LLM(model_file, block_size=block_size, context_length=100)
+    other = LLM(model_file, engine=EngineConfig(block_size=block_size), context_length=100)
     assert essence(other.generate("hello", how)[0]) == essence(llm.generate("hello", how)[0])
     assert "blocks of" in repr(other)
 

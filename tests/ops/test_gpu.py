@@ -22,7 +22,7 @@ from test_ops import (
     ways,
 )
 
-from minillm import LLM, SamplingParams
+from minillm import LLM, EngineConfig, SamplingParams
 from minillm.errors import BackendError
 from minillm.model.batch import Batch, Chunk
 from minillm.model.kv_cache import KVCache, kv_groups
@@ -234,7 +234,7 @@ def test_requests_are_served_from_there(ops, monkeypatch, tmp_path):
     check = runpy.run_path(str(CHECK))
     path = check["write_random_model"](tmp_path, check["Sizes"](70, 24, 40, layers=2, heads=4, kv_heads=2))
     params = SamplingParams(max_tokens=3, n=2, temperature=0.7, seed=5, logprobs=True, ignore_eos=True)
-    how = {"weights": "int4", "context_length": 32, "block_size": 4}
+    how = {"weights": "int4", "context_length": 32, "engine": EngineConfig(block_size=4)}
     expected = LLM(path, backend="numpy", **how).generate([[5, 8, 1, 60, 3, 3], [7]], params)
     monkeypatch.setattr("minillm.llm.find_backend", lambda name: ops)
     llm = LLM(path, backend="cupy", **how)
