@@ -1,13 +1,13 @@
-"""Does the GPU compute what the CPU does? Operation by operation, then a whole model; and how fast is it?
+"""Compare the GPU backend with the CPU, operation by operation and for a whole model, and measure its speed.
 
     pip install -e ".[gpu]"
     python examples/gpu_check.py                # the default model
-    python examples/gpu_check.py --random       # a model of its size with random weights, where nothing can be fetched
+    python examples/gpu_check.py --random       # random weights in the default model's sizes, for use offline
 
-Three things are held: every operation is within 2e-5 of the reference's largest number, the model's logits are near
-those of the CPU's backends and its greedy answers the same, and an answer's bits are the same alone and in a batch. It
-is made to take less than five minutes, much of it compiling. The exit status is 0 if all of that holds, 1 if not, and 2
-where there is no GPU, so that nothing could be checked.
+Three things are checked: every operation differs from the reference by at most 2e-5 of its largest number; the model's
+logits are close to the CPU backends' logits and its greedy completions are the same; and a completion has the same bits
+alone and in a batch. The check should take less than five minutes, mostly for compiling. The exit status is 0 if all
+checks pass, 1 if one fails, and 2 if there is no GPU to check on.
 """
 
 import argparse
@@ -30,32 +30,32 @@ from minillm.errors import BackendError
 from minillm.ops import backend, reference
 from minillm.quantization import QuantizedMatrix, quantize
 
-TOLERANCE = 2e-5  # of an operation's largest number
-LOGITS_TOLERANCE = 2e-3  # of the model's scores, as they are
-CASES = 5  # random shapes for each operation
+TOLERANCE = 2e-5  # relative to the largest number of an operation's result
+LOGITS_TOLERANCE = 2e-3  # absolute difference of logits
+CASES = 5  # random cases per operation
 NEW_TOKENS = 24
 
-Case = tuple[str, np.ndarray, np.ndarray]  # an operation, what the GPU gives, what the reference gives
+Case = tuple[str, np.ndarray, np.ndarray]  # an operation, the GPU's result, the reference's result
 
 
 # --- operations ---------------------------------------------------------------------------------------------------
 
 
 def cases(ops: ModuleType, rng: np.random.Generator) -> Iterator[Case]:
-    """One random case of every operation that the GPU has a kernel for, and of those it takes from the reference."""
+    """Yield one random case of every operation, with a kernel of its own or from the reference."""
     xp = ops.array_library()
     rows, size, outputs = (int(n) for n in rng.integers(1, 700, 3))
 
     def randoms(*shapes: tuple[int, ...]) -> list[np.ndarray]:
         return [rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
 
-    def both(name: str, *arguments: Any, **others: Any) -> Case:
-        """An operation on arrays, by either."""
-        there = [xp.asarray(a) if isinstance(a, np.ndarray) and a.dtype.kind == "f" else a for a in arguments]
+    def both(name: str, *arguments: Any) -> Case:
+        """Run an operation on the GPU and in the reference."""
+        on_gpu = [xp.asarray(a) if isinstance(a, np.ndarray) and a.dtype.kind == "f" else a for a in arguments]
         return (
             name,
-            ops.to_numpy(getattr(ops, name)(*there, **others)),
-            getattr(reference, name)(*arguments, **others),
+            ops.to_numpy(getattr(ops, name)(*on_gpu)),
+            getattr(reference, name)(*arguments),
         )
 
     x, weight, bias, up = randoms((rows, size), (size,), (size,), (rows, size))
@@ -65,24 +65,30 @@ def cases(ops: ModuleType, rng: np.random.Generator) -> Iterator[Case]:
     yield both("geglu", x, up)
     yield both("apply_soft_cap", x, 2.0)
     (matrix,) = randoms((outputs, size))
-    forms = {"float32": matrix, "8 bits": quantize(matrix, 8), "4 bits": quantize(matrix, 4)}
-    forms["bfloat16"] = (matrix.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    formats: dict[str, np.ndarray | QuantizedMatrix] = {
+        "float32": matrix,
+        "bfloat16": (matrix.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32),
+        "8 bits": quantize(matrix, 8),
+        "4 bits": quantize(matrix, 4),
+    }
     ids = rng.integers(0, outputs, rows).astype(np.int32)
-    for form, weights in forms.items():
+    for format_name, weights in formats.items():
         plain = weights.dequantize() if isinstance(weights, QuantizedMatrix) else weights
         packed = ops.as_matrix(weights)
         product = ops.to_numpy(ops.linear(xp.asarray(x), packed))
-        yield f"linear, {form}", product, x.astype(np.float64) @ plain.T.astype(np.float64)
-        yield f"embed, {form}", ops.to_numpy(ops.embed(ids, packed)), plain[ids]
+        yield f"linear, {format_name}", product, x.astype(np.float64) @ plain.T.astype(np.float64)
+        yield f"embed, {format_name}", ops.to_numpy(ops.embed(ids, packed)), plain[ids]
         alone = ops.to_numpy(ops.linear(xp.asarray(x[-1:]), packed))
-        yield f"linear, {form}: a row's bits, alone", same(alone[0], product[-1]), np.ones(1)
+        yield f"linear, {format_name}: the bits of a row alone", same(alone[0], product[-1]), np.ones(1)
     yield from attention_cases(ops, rng)
 
 
 def attention_cases(ops: ModuleType, rng: np.random.Generator) -> Iterator[Case]:
-    """Keys and values written into the cache, and attention of several sequences over it."""
+    """Yield cases that write keys and values to the cache, and attention of several sequences over it."""
     xp, dtype = ops.array_library(), str(rng.choice(["float32", "float16"]))
-    kv_heads, group, head_dim, block_size = (int(rng.choice(n)) for n in ([1, 3], [1, 4], [64, 96, 256], [1, 16, 128]))
+    kv_heads, queries_per_kv, head_dim, block_size = (
+        int(rng.choice(n)) for n in ([1, 3], [1, 4], [64, 96, 256], [1, 16, 128])
+    )
     lengths = rng.integers(1, 900, 4)
     chunks = np.minimum(lengths, [1, 1, 7, 40])
     num_blocks = -(-lengths // block_size)
@@ -94,30 +100,34 @@ def attention_cases(ops: ModuleType, rng: np.random.Generator) -> Iterator[Case]
     values = rng.standard_normal((len(pool), 2, kv_heads, block_size, head_dim), dtype=np.float32).astype(dtype)
     positions = np.concatenate([np.arange(n - c, n) for n, c in zip(lengths, chunks, strict=True)]).astype(np.int32)
     starts = np.concatenate([[0], np.cumsum(chunks)]).astype(np.int32)
-    queries = rng.standard_normal((len(positions), kv_heads * group, head_dim), dtype=np.float32)
+    queries = rng.standard_normal((len(positions), kv_heads * queries_per_kv, head_dim), dtype=np.float32)
     new = rng.standard_normal((2, 2, kv_heads, head_dim), dtype=np.float32)
     slots = rng.choice(len(pool) * block_size, 2, replace=len(pool) * block_size < 2)
-    there = [xp.asarray(keys), xp.asarray(values)]
-    ops.write_kv(*map(xp.asarray, new), *there, 1, slots)
-    reference.write_kv(*new, keys, values, 1, slots)
-    for name, found, expected in ("keys", there[0], keys), ("values", there[1], values):
+    cache = [xp.asarray(keys), xp.asarray(values)]
+    ops.write_kv(*map(xp.asarray, new), *cache, 1, slots)
+    reference.write_kv(new[0], new[1], keys, values, 1, slots)
+    for name, found, expected in ("keys", cache[0], keys), ("values", cache[1], values):
         yield f"write_kv, {name}", same(ops.to_numpy(found), expected), np.ones(1)
-    for name, how in {"": (), ", window and soft cap": (0.2, 100, 5.0)}.items():
-        found = ops.attention(xp.asarray(queries), *there, 1, positions, starts, tables, *how)
+    scorings: dict[str, tuple[float | None, int | None, float | None]] = {
+        "": (None, None, None),
+        ", window and soft cap": (0.2, 100, 5.0),
+    }
+    for name, scoring in scorings.items():
+        found = ops.attention(xp.asarray(queries), *cache, 1, positions, starts, tables, *scoring)
         yield (
             f"attention{name}",
             ops.to_numpy(found),
-            reference.attention(queries, keys, values, 1, positions, starts, tables, *how),
+            reference.attention(queries, keys, values, 1, positions, starts, tables, *scoring),
         )
 
 
 def same(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """One if all bits are equal, else zero: a case that must be met exactly."""
+    """Return [1] if all bits are equal, else [0], for results that must be exact."""
     return np.array([float(found.tobytes() == expected.tobytes())])
 
 
 def check_operations(ops: ModuleType, console: Console) -> bool:
-    """Every operation on random shapes; the largest difference of each as a share of its largest number."""
+    """Check every operation on random shapes: its largest difference relative to its largest number."""
     worst: dict[str, float] = {}
     for seed in range(CASES):
         for name, found, expected in cases(ops, np.random.default_rng(seed)):
@@ -134,43 +144,47 @@ def check_operations(ops: ModuleType, console: Console) -> bool:
 
 
 def load(model: str | Path | None, name: str) -> LLM:
-    """The model on a backend; float weights are rounded to 4 bits, so that all compute with the same."""
+    """Load the model on a backend. Float weights are rounded to 4 bits, so that all backends use the same weights."""
     engine = EngineConfig(num_blocks=16 * 40, max_batch_tokens=512, prefix_caching=False)
     return LLM(model, backend=name, weights="int4", context_length=1024, engine=engine)
 
 
 def check_model(on_gpu: LLM, others: dict[str, LLM], console: Console) -> bool:
-    """Logits and greedy answers beside the CPU's, and the same bits alone and together."""
+    """Compare logits and greedy completions with the CPU's, and the bits of completions alone and in a batch."""
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, on_gpu.config.vocab_size, n).tolist() for n in rng.integers(1, 60, 16)]
     if on_gpu.tokenizer is not None:
         texts = ("The quick brown fox jumps over the lazy dog, and then", "def fibonacci(n):", "The sky is")
         prompts[:3] = [on_gpu.encode(text) for text in texts]
     greedy = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=True)
-    is_right = True
+    passed = True
     ours, answers = on_gpu.logits(prompts[0]), on_gpu.generate(prompts, greedy)
     for name, llm in others.items():
         difference = float(np.abs(ours - llm.logits(prompts[0])).max())
-        console.print(f"logits beside {name}: {difference:.1e} apart at most ({LOGITS_TOLERANCE} is allowed)")
-        is_right &= difference <= LOGITS_TOLERANCE  # NaN is not
+        console.print(
+            f"logits, largest difference from {name}: {difference:.1e} (at most {LOGITS_TOLERANCE} is allowed)"
+        )
+        passed &= difference <= LOGITS_TOLERANCE  # False for NaN
     for output, expected in zip(answers[:3], others["numba"].generate(prompts[:3], greedy), strict=True):
         agrees = output.token_ids == expected.token_ids
-        console.print(f"greedy answer of {NEW_TOKENS} tokens: {'the same as numba' if agrees else 'DIFFERENT'}")
-        is_right &= agrees
+        console.print(
+            f"greedy completion of {NEW_TOKENS} tokens: {'same as numba' if agrees else 'DIFFERENT from numba'}"
+        )
+        passed &= agrees
     alone = [on_gpu.generate([prompt], greedy)[0] for prompt in prompts]
     equal = sum(a.token_ids == b.token_ids and a.logprobs == b.logprobs for a, b in zip(answers, alone, strict=True))
-    console.print(f"answers and log-probabilities, alone and in a batch of 16: {equal} of 16 the same to the last bit")
-    return is_right and equal == len(prompts)
+    console.print(f"completions and log-probabilities, alone and in a batch of 16: {equal} of 16 have the same bits")
+    return passed and equal == len(prompts)
 
 
 def measure(llm: LLM) -> list[float]:
-    """Tokens a second: of a prompt of 512, of one request's decoding, of 16 together."""
+    """Return tokens per second: prefill of 512 tokens, decode of one request, and decode of 16 requests."""
     rng = np.random.default_rng(1)
 
     def rate(num_prompts: int, length: int, new: int, counted: int) -> float:
         prompts = rng.integers(0, llm.config.vocab_size, (num_prompts, length)).tolist()
         params = SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True)
-        llm.generate(prompts, params)  # whatever must be compiled for these shapes
+        llm.generate(prompts, params)  # compiles the kernels for these shapes
         start = perf_counter()
         llm.generate(prompts, params)
         return counted / (perf_counter() - start)
@@ -179,8 +193,8 @@ def measure(llm: LLM) -> list[float]:
 
 
 def benchmark(models: dict[str, LLM], console: Console) -> None:
-    """The backends side by side."""
-    table = Table("tokens a second", "prefill of 512", "decode, 1 request", "decode, 16 requests")
+    """Print a table of the backends' speeds."""
+    table = Table("tokens per second", "prefill of 512", "decode, 1 request", "decode, 16 requests")
     for name, llm in models.items():
         table.add_row(name, *(f"{rate:,.0f}" for rate in measure(llm)))
     console.print(table)
@@ -188,7 +202,7 @@ def benchmark(models: dict[str, LLM], console: Console) -> None:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a random model; those of the default one, unless said otherwise."""
+    """The sizes of a random model; by default, the default model's."""
 
     vocabulary: int = 49152
     hidden: int = 576
@@ -199,7 +213,7 @@ class Sizes:
 
 
 def write_random_model(folder: Path, sizes: Sizes) -> Path:
-    """Fill a folder with a Llama of these sizes, its weights random and stored as bfloat16."""
+    """Write a Llama with random bfloat16 weights to a folder."""
     D, F, kv = sizes.hidden, sizes.intermediate, sizes.hidden // sizes.heads * sizes.kv_heads
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -223,7 +237,7 @@ def write_random_model(folder: Path, sizes: Sizes) -> Path:
         shapes |= {f"{layer}.{name}_layernorm": (D,) for name in ("input", "post_attention")}
     header, data, end, rng = {}, [], 0, np.random.default_rng(0)
     for name, shape in shapes.items():
-        numbers = rng.standard_normal(shape, dtype=np.float32)
+        numbers: np.ndarray = rng.standard_normal(shape, dtype=np.float32)
         numbers = 1 + numbers / 20 if "norm" in name else numbers / np.float32(shape[-1] ** 0.5)
         data.append((numbers.view(np.uint32) >> 16).astype("<u2").tobytes())
         start, end = end, end + len(data[-1])
@@ -235,28 +249,28 @@ def write_random_model(folder: Path, sizes: Sizes) -> Path:
 
 
 def main() -> int:
-    """Check, compare, measure; 0 if all is as it should be."""
+    """Run all checks and measurements; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--model", help="a model as LLM takes it (default: the default model)")
-    which.add_argument("--random", action="store_true", help="a model of random weights")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--model", help="model name or path, as for LLM (default: the default model)")
+    source.add_argument("--random", action="store_true", help="use a model with random weights")
     options = parser.parse_args()
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     try:
         ops = backend("cupy")
     except BackendError as error:
-        console.print(f"There is no GPU to check on, so nothing was checked: {error}", markup=False)
+        console.print(f"No GPU found; nothing was checked: {error}", markup=False)
         return 2
     device = ops.array_library().cuda.runtime.getDeviceProperties(0)["name"].decode()
     console.print(f"On {device}.")
-    is_right = check_operations(ops, console)
+    passed = check_operations(ops, console)
     with tempfile.TemporaryDirectory() as folder:
         model = write_random_model(Path(folder), Sizes()) if options.random else options.model
         models = {name: load(model, name) for name in ("cupy", "numba", "numpy")}
-    is_right &= check_model(models["cupy"], {name: models[name] for name in ("numba", "numpy")}, console)
+    passed &= check_model(models["cupy"], {name: models[name] for name in ("numba", "numpy")}, console)
     benchmark({name: models[name] for name in ("cupy", "numba")}, console)
-    console.print("All is as it should be." if is_right else "Something is NOT as it should be: see above.")
-    return 0 if is_right else 1
+    console.print("All checks passed." if passed else "Some checks FAILED: see above.")
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":

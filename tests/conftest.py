@@ -37,7 +37,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 # The tests that compile most kernels come first, in one worker's half of the tests, so that two workers rarely compile
 # the same kernel at the same time, and no long test is the last.
-COMPILING_FILES = ["test_generic_cpu.py", "test_ops.py", "test_architectures.py"]
+COMPILING_FILES = ["test_generic_cpu.py", "test_kernels.py", "test_ops.py", "test_architectures.py"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -160,7 +160,7 @@ class Transformer:
         heads = self.ops.linear(x, projection.weight, projection.bias)
         if norm is not None:
             heads = self._norm(reshape(heads, (-1, K)), norm)
-        return reshape(heads, (len(x), -1, K))
+        return reshape(heads, (x.shape[0], -1, K))
 
     def _mlp(self, x: Array, mlp: MLP, name: str, probe: Probe) -> Array:
         """Apply the feed-forward layer, down(silu(gate(x)) * up(x)): [T, D] -> [T, D]."""

@@ -1,4 +1,4 @@
-"""The whole forward pass on an array library that refuses whatever the array API standard does not promise."""
+"""The whole forward pass on an array library that raises for everything outside the array API standard."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ from minillm.model.kv_cache import KVCache, kv_groups
 from minillm.model.transformer import Transformer
 from minillm.ops import reference
 
-# The reference, as it stands, on another library's arrays.
+# The unchanged reference, on another library's arrays.
 strict = SimpleNamespace(**vars(reference))
 strict.array_library = lambda: array_api_strict
 for maker in ("as_vector", "as_matrix", "as_matrices"):
@@ -28,7 +28,7 @@ def logits(config, ops):
     cache = KVCache(config, num_blocks=6 * groups, block_size=4, xp=ops.array_library())
     first = transformer.forward(Batch.from_chunks(in_groups(CHUNKS, groups), 4, groups), cache)
     for group in range(groups):
-        cache.copy_block(2 * groups + group, 4 * groups + group)  # as for a shared block that is about to be written
+        cache.copy_block(2 * groups + group, 4 * groups + group)  # copy-on-write of a shared block
     last = [DECODED[0], Chunk(DECODED[1].token_ids, 1, [[4]])]
     batch, seen = Batch.from_chunks(in_groups(last, groups), 4, groups), {}
     second = transformer.forward(batch, cache, every_token=True, probe=seen.__setitem__)
@@ -39,7 +39,8 @@ def logits(config, ops):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_architecture_runs_on_any_array_library(name, monkeypatch):
-    monkeypatch.setattr("minillm.model.transformer.with_copies", lambda probe, to_numpy: probe)  # show what there is
+    # The probe receives the arrays themselves, not NumPy copies.
+    monkeypatch.setattr("minillm.model.transformer.with_copies", lambda probe, to_numpy: probe)
     for ours, expected in zip(logits(CONFIGS[name], strict), logits(CONFIGS[name], reference), strict=True):
         assert type(ours) is np.ndarray
         np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)

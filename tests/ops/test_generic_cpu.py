@@ -1,7 +1,7 @@
-"""The kernels on a processor that nothing is known of: no AVX, no fused multiply-add, only what its kind always has.
+"""The kernels on a generic processor: no AVX and no fused multiply-add, only the architecture's baseline.
 
-One model has all four forms of weights, for compiling is what takes the time here. Whoever runs this file as a script
-gets the figures as JSON; the test runs it so, in a process that compiles for `generic`, into a cache of its own.
+The test runs this file as a script in a new process, which compiles for `generic` into a cache of its own and prints
+its results as JSON. One model covers all four storage formats, since most of the time goes into compiling.
 """
 
 import json
@@ -22,7 +22,7 @@ from minillm.quantization import quantize
 CONFIG = ModelConfig(
     architecture="llama",
     vocab_size=70,
-    hidden_size=72,  # no whole blocks, no whole tiles
+    hidden_size=72,  # not a multiple of a block or of a tile
     intermediate_size=100,
     num_layers=2,
     num_heads=6,
@@ -31,13 +31,13 @@ CONFIG = ModelConfig(
     context_length=64,
 )
 PROMPTS = [[5, 8, 1], [7], list(range(40)), [69] * 10]
-FORMS = {
+FORMATS = {
     "float32": lambda matrix: matrix,
     "bfloat16": lambda matrix: (matrix.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32),
     "8 bits": lambda matrix: quantize(matrix, 8),
     "4 bits": lambda matrix: quantize(matrix, 4),
 }
-FORM_OF = {
+FORMAT_OF = {
     "attention.q": "float32",
     "attention.k": "float32",
     "attention.v": "float32",
@@ -51,13 +51,13 @@ FORM_OF = {
 
 
 def random_weights(name):
-    """A tensor of CONFIG's model, the same for the same name, in the form that FORM_OF gives it."""
+    """Return a random tensor of CONFIG's model, seeded by its name, in the format from FORMAT_OF."""
     shape = CONFIG.tensor_shapes()[name]
     noise = np.random.default_rng(list(name.encode())).standard_normal(shape, np.float32)
     if len(shape) == 1:
         return 1 + np.float32(0.2) * noise
     part = name.removesuffix(".weight").split(".", 2)[-1]
-    return FORMS[FORM_OF[part]](noise / np.float32(np.sqrt(shape[1])))
+    return FORMATS[FORMAT_OF[part]](noise / np.float32(np.sqrt(shape[1])))
 
 
 def forward(transformer, cache, chunks):
@@ -65,11 +65,11 @@ def forward(transformer, cache, chunks):
 
 
 def prefill_and_decode(transformer):
-    """Logits [S, V] after the prompts, and after one token more: all prompts in one batch, then each alone."""
+    """Return logits [S, V] after the prompts and after one more token, for one batch and for each prompt alone."""
     cache = KVCache(CONFIG, num_blocks=16)
     tables = [[4 * row + block for block in range(4)] for row in range(len(PROMPTS))]
     steps = [(prompt, 0) for prompt in PROMPTS], [([3], len(prompt)) for prompt in PROMPTS]
-    together = [
+    batched = [
         forward(transformer, cache, [Chunk(*chunk, [table]) for chunk, table in zip(step, tables, strict=True)])
         for step in steps
     ]
@@ -78,27 +78,27 @@ def prefill_and_decode(transformer):
         cache = KVCache.contiguous(CONFIG, CONFIG.context_length)
         for step, rows in zip(steps, alone, strict=True):
             rows.append(forward(transformer, cache, [Chunk(*step[row], [[0]])])[0])
-    return np.array(together), np.array(alone)
+    return np.array(batched), np.array(alone)
 
 
 def measure():
-    """What `main` prints: how far the kernels are from the reference, and from themselves; what they compiled to."""
+    """Compare the kernels with the reference and batched with alone, and count instructions in the compiled code."""
     from minillm.ops import jit, reference
 
     compiled = Transformer(CONFIG, random_weights, jit)
-    together, alone = prefill_and_decode(compiled)
+    batched, alone = prefill_and_decode(compiled)
     expected, _ = prefill_and_decode(Transformer(CONFIG, random_weights, reference))
     code = machine_code()
     return {
         "fused": compiled.fused_layers is not None,
-        "error": float(np.abs(together - expected).max() / np.abs(expected).max()),
-        "same bits": bool((together == alone).all()),
+        "error": float(np.abs(batched - expected).max() / np.abs(expected).max()),
+        "same bits": bool((batched == alone).all()),
         "instructions": {name: code.count(name) for name in ("mulps", "vfmadd", "ymm", "zmm")},
     }
 
 
 def machine_code():
-    """The assembly of the fused pass, which holds every kernel that it calls."""
+    """Return the assembly of the pass through all layers, which contains every kernel that it calls."""
     from minillm.ops.jit.layers import _layers
 
     return "\n".join(_layers.inspect_asm().values())
@@ -106,15 +106,15 @@ def machine_code():
 
 def test_kernels_compiled_for_a_generic_processor(tmp_path):
     environment = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, __file__],
         capture_output=True,
         text=True,
         env=os.environ | environment | {"PYTHONPATH": str(Path(__file__).parents[2])},
         timeout=600,
     )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    assert process.returncode == 0, process.stderr
+    found = json.loads(process.stdout)
     assert found["fused"]
     assert found["error"] <= 2e-5
     assert found["same bits"]

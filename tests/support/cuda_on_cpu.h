@@ -1,8 +1,8 @@
-// Runs a CUDA kernel on the CPU, thread by thread: what the tests put before a kernel's own source.
+// Runs a CUDA kernel on the CPU, thread by thread. The tests include this file before a kernel's source.
 //
-// Each thread of a block is a fiber with a stack of its own. One after another they run until they end or reach
-// __syncthreads(); when all have, the next phase begins. In which order they run within a phase is the caller's choice:
-// a result that depends on it comes from a race.
+// Each thread of a block is a fiber with its own stack. The fibers run one after another until each ends or reaches
+// __syncthreads(); then the next phase begins. The caller chooses the order of the fibers within a phase: a result that
+// depends on this order reveals a race condition.
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -18,8 +18,8 @@
 static int max(int a, int b) { return a > b ? a : b; }
 static int min(int a, int b) { return a < b ? a : b; }
 
-struct Place { unsigned x, y, z; };
-static Place threadIdx, blockIdx, blockDim, gridDim;
+struct Dim3 { unsigned x, y, z; };
+static Dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 static float __uint_as_float(unsigned bits) { float number; memcpy(&number, &bits, 4); return number; }
 
@@ -28,7 +28,7 @@ struct Fiber {
     char stack[32768];
     bool waits, ended;
 };
-static Fiber fibers[1024];  // as many threads as a block can have
+static Fiber fibers[1024];  // the maximum number of threads per block
 static ucontext_t scheduler;
 static Fiber* running;
 static void (*body)();
@@ -44,7 +44,7 @@ static void start() {
     swapcontext(&running->context, &scheduler);
 }
 
-// One block, from its first thread's first line to its last's last. False if some threads wait for others that are gone.
+// Run one block to its end. Return false if some threads wait at a barrier after others have ended.
 static bool run_block(int count, bool reversed) {
     for (int i = 0; i < count; i++) {
         Fiber& fiber = fibers[i];
@@ -71,7 +71,7 @@ static bool run_block(int count, bool reversed) {
     }
 }
 
-// What a parameter is, in NumPy's words: "f4 const*," for const float*.
+// Append the type of a parameter in NumPy's notation: "f4 const*," for const float*.
 template <typename T>
 void add_name(char*& end) {
     using Bare = std::remove_const_t<std::remove_pointer_t<T>>;

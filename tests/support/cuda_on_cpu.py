@@ -1,8 +1,9 @@
-"""The GPU's kernels on the CPU: their own source, compiled as C++ and run thread by thread on NumPy arrays.
+"""Run the GPU kernels on the CPU: their source, compiled as C++ and run thread by thread on NumPy arrays.
 
-What a GPU does is not imitated, only what the language promises: threads of a block meet at barriers, and nothing is
-said about their order in between. Every launch is made twice, with the threads in either order; both must agree.
-Every array lies between margins of NaN: what is read from there shows in the results, what is written there is found.
+This does not emulate a GPU. It implements what CUDA guarantees: the threads of a block meet at barriers, and run in any
+order between them. Every launch is made twice, with the threads in ascending and in descending order, and both results
+must agree. Every array has margins of NaN around it: reading out of bounds shows in the results, and writing out of
+bounds is detected.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MARGIN = 256  # bytes
 
 
 class Kernel:
-    """A kernel compiled for the CPU; called as CuPy's are."""
+    """A kernel compiled for the CPU, called in the same way as a CuPy kernel."""
 
     def __init__(self, library: ctypes.CDLL, name: str):
         self.launch = getattr(library, f"launch_{name}")
@@ -45,7 +46,9 @@ class Kernel:
         results = [self._launch(grid, block, arguments, reversed_) for reversed_ in (False, True)]
         for argument, parameter, forward, backward in zip(arguments, self.parameters, *results, strict=True):
             if parameter.endswith("*"):
-                assert forward.tobytes() == backward.tobytes(), "the order of the threads matters: a race"
+                assert forward.tobytes() == backward.tobytes(), (
+                    "the result depends on the order of the threads: a race condition"
+                )
                 if "const" not in parameter:
                     argument[...] = forward
 
@@ -55,9 +58,8 @@ class Kernel:
             buffers.append(np.full(argument.nbytes + 2 * MARGIN, 0xFF, np.uint8))
             copies.append(buffers[-1][MARGIN : MARGIN + argument.nbytes].view(argument.dtype).reshape(argument.shape))
             copies[-1][...] = argument
-        addresses = [
-            np.array([copy.ctypes.data], np.uintp) for copy in copies
-        ]  # a pointer is passed by its address, too
+        # Like every argument, a pointer is passed by its address.
+        addresses = [np.array([copy.ctypes.data], np.uintp) for copy in copies]
         pointers = (ctypes.c_void_p * len(arguments))(
             *(
                 (address if parameter.endswith("*") else copy).ctypes.data
@@ -65,21 +67,21 @@ class Kernel:
             )
         )
         sizes = (ctypes.c_uint * 2)(*(*grid, 1)[:2])
-        assert self.launch(sizes, block[0], pointers, reversed_), "not all threads came to the barrier"
+        assert self.launch(sizes, block[0], pointers, reversed_), "some threads did not reach the barrier"
         for buffer in buffers:
-            assert (buffer[:MARGIN] == 0xFF).all(), "written before an array"
-            assert (buffer[-MARGIN:] == 0xFF).all(), "written past an array"
+            assert (buffer[:MARGIN] == 0xFF).all(), "a kernel wrote before the start of an array"
+            assert (buffer[-MARGIN:] == 0xFF).all(), "a kernel wrote past the end of an array"
         return copies
 
 
 def kind_of(argument: np.ndarray | np.generic) -> str:
-    """What C++ calls the type: float16 goes by its bits."""
+    """Return the type of an argument as in `Kernel.parameters`; float16 arrays are passed as their bits."""
     return "u2" if argument.dtype == np.float16 else argument.dtype.str[1:]
 
 
 @cache
 def compiled(file: str, *constants: str) -> ctypes.CDLL:
-    """All kernels of a file, as a library of this machine's."""
+    """Compile all kernels of a file, with these constants, into a shared library."""
     names = re.findall(r"__global__ void (\w+)", (SOURCES / file).read_text(encoding="utf-8"))
     text = [f'#include "{path}"' for path in (HERE / "cuda_on_cpu.h", SOURCES / file)]
     text += [f"EXPORT({name})" for name in names]
@@ -93,12 +95,12 @@ def compiled(file: str, *constants: str) -> ctypes.CDLL:
 
 @cache
 def kernel(file: str, name: str, **settings: int) -> Kernel:
-    """Stands in for `device.kernel`."""
+    """Return a kernel for the CPU; replaces `device.kernel`."""
     return Kernel(compiled(file, *(f"-D{constant}={value}" for constant, value in sorted(settings.items()))), name)
 
 
 def backend(monkeypatch) -> SimpleNamespace:
-    """The GPU's backend, all of it but the GPU: with NumPy in CuPy's place, and kernels that run on the CPU."""
+    """Return the GPU backend with NumPy in place of CuPy, and with kernels that run on the CPU."""
     monkeypatch.setattr(device, "kernel", kernel)
     monkeypatch.setattr(device, "array_library", lambda: np)
     return SimpleNamespace(**vars(gpu) | {"array_library": lambda: np})

@@ -29,7 +29,7 @@ def write_kv(
         (
             xp.ascontiguousarray(keys, dtype=key_blocks.dtype),
             xp.ascontiguousarray(values, dtype=key_blocks.dtype),
-            xp.asarray(slots, dtype=xp.int64),
+            xp.ascontiguousarray(xp.asarray(slots, dtype=xp.int64)),
             *map(np.int32, (layer_in_block, layers, kv_heads, block_size)),
             key_blocks,
             value_blocks,

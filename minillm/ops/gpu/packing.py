@@ -69,9 +69,8 @@ def as_matrix(weights: np.ndarray | QuantizedMatrix, xp: ModuleType | None = Non
     xp = xp or device.array_library()
     none = xp.zeros((0, 0), dtype=xp.float32)
     if not isinstance(weights, QuantizedMatrix):
-        floats = xp.asarray(
-            np.require(weights, np.float32, ["C", "W"])
-        )  # writable, so that memory-mapped pages are copied
+        # Required to be writable, so that memory-mapped pages are copied.
+        floats = xp.asarray(np.require(weights, np.float32, ["C", "W"]))
         bits, patterns = 32, floats.view(xp.uint32)
         if not (patterns & 0xFFFF).any():  # the lower halves are all zero: bfloat16 is exact
             bits, patterns = 16, patterns >> 16
@@ -79,9 +78,8 @@ def as_matrix(weights: np.ndarray | QuantizedMatrix, xp: ModuleType | None = Non
             _pack(_in_blocks(patterns, xp), bits, xp), none, none, bits, 0, FLOAT_BLOCK, floats.shape[1]
         )
     bits = 4 if weights.bits == 4 else 8  # 5- and 6-bit codes have no packing of their own
-    zero = (
-        128 if bits == 8 else 0 if weights.minimums is not None else 8
-    )  # code + zero is packed, which is never negative
+    # The words hold code + zero, which is never negative.
+    zero = 128 if bits == 8 else 0 if weights.minimums is not None else 8
     if bits == 4 and (weights.codes.min(initial=-zero) < -zero or weights.codes.max(initial=-zero) > 15 - zero):
         raise ValueError(f"codes from {weights.codes.min()} to {weights.codes.max()} do not fit 4 bits")
     codes = xp.asarray(weights.codes)

@@ -39,6 +39,8 @@ TILES_PER_SLAB = 16  # query tiles processed together; limits the memory for par
 MASKED = np.float32(-math.inf)  # score of a key that the query may not read
 NO_WINDOW = 2**31 - 1  # more positions than any sequence has; an int32, as positions are
 
+Scoring = tuple[np.float32, int, np.float32]  # scale, window, and soft cap (0 for none)
+
 
 def write_kv(
     keys: np.ndarray,
@@ -70,10 +72,10 @@ def attention(
     return attend(queries, cache, (positions, query_starts, block_tables), scoring)
 
 
-def scoring_of(head_dim: int, scale: float | None, window: int | None, soft_cap: float | None) -> tuple:
+def scoring_of(head_dim: int, scale: float | None, window: int | None, soft_cap: float | None) -> Scoring:
     """Return scale, window and soft cap (0 for none) in the types that kernels take."""
-    scale = np.float32(1) / np.float32(math.sqrt(head_dim)) if scale is None else np.float32(scale)
-    return scale, NO_WINDOW if window is None else window, np.float32(soft_cap or 0)
+    factor = np.float32(1) / np.float32(math.sqrt(head_dim)) if scale is None else np.float32(scale)
+    return factor, NO_WINDOW if window is None else window, np.float32(soft_cap or 0)
 
 
 @compiled
@@ -328,7 +330,10 @@ def _weighted_values(weighted, left, weights, bounds, value_blocks, layer_in_blo
 
 @inlined
 def _weighted_edges(sums, weights, row, bounds, begin, end, values, shift, left, lanes):
-    """Add the values of keys `begin` to `end` for those of four rows that read them; key i is row `shift + i`."""
+    """Add the weighted values of keys `begin` to `end` to the sums of the rows that read them.
+
+    Key i is row `shift + i` of `values`.
+    """
     for r in range(ROWS):
         for i in range(max(begin, bounds[row + r, 0]), min(end, bounds[row + r, 1])):
             for lane in range(lanes):

@@ -2,8 +2,8 @@
 
 A token takes about four milliseconds, so the calls from Python matter: sixteen calls per layer, of one or two
 microseconds each, take a fifth of a decode step. One call per layer would still take a tenth, because Numba has to
-receive so many arrays. The kernels are the same as in separate calls, so the bits are too. `Transformer._layer` remains
-the definition, and runs when a probe is set or a debugger is attached.
+receive dozens of arrays. The kernels are the same as in separate calls, so the bits are too. `Transformer._layer`
+remains the definition, and runs when a probe is set or a debugger is attached.
 
 Differences between models are in the arguments: a norm that a model lacks has length zero, and a layer without a window
 has one that no text fills. One compiled function therefore serves many models. The others run operation by operation.
@@ -46,7 +46,8 @@ def fuse(layers: Sequence[Any], config: Any) -> Callable | None:
     """
     if numba.config.DISABLE_JIT or not _is_supported(config):
         return None
-    qkv, own_v = [], []
+    qkv: list[TiledMatrix | None] = []
+    own_v: list[TiledMatrix | None] = []
     for layer in layers:
         qkv_joined = joined([layer.q.weight, layer.k.weight, layer.v.weight])
         qkv.append(qkv_joined or joined([layer.q.weight, layer.k.weight]))
@@ -55,8 +56,9 @@ def fuse(layers: Sequence[Any], config: Any) -> Callable | None:
     if None in qkv or None in gate_up:
         return None
     output, down = [layer.output.weight for layer in layers], [layer.mlp.down.weight for layer in layers]
-    stacks = [_stacked(matrices) for matrices in (qkv, own_v if any(own_v) else qkv, output, gate_up, down)]
-    if None in stacks:
+    projections = qkv, own_v if any(own_v) else qkv, output, gate_up, down
+    stacks = [stack for stack in map(_stacked, projections) if stack is not None]
+    if len(stacks) < len(projections):
         return None
     if not any(own_v):
         stacks[1] = *stacks[0][:2], np.zeros_like(stacks[0][2])
@@ -79,7 +81,7 @@ def fuse(layers: Sequence[Any], config: Any) -> Callable | None:
     )
     matrices = tuple(stacks)
 
-    def forward(x, angles, batch, kv_cache):
+    def forward(x: np.ndarray, angles: Any, batch: Any, kv_cache: Any) -> np.ndarray:
         return _layers(
             x,
             (angles[None], angles.get(config.sliding_window, angles[None])),
@@ -130,7 +132,12 @@ def _biases(linears: Sequence[Any]) -> np.ndarray:
 
 @compiled
 def _layers(x, angles, batch, cache, weights):
-    """[T, D] -> [T, D]. The arguments are plain tuples, which Numba receives in 2 us; named ones take 8."""
+    """Run the tokens through all layers, [T, D] -> [T, D].
+
+    The arguments are plain tuples, which Numba receives in 2 us; named tuples take 8. Four tuples are as fast as 23
+    plain arguments: measured on two cores, decode at 64 tokens of context took 3.14 to 3.30 ms with tuples and 3.20 to
+    3.36 ms without (three alternating rounds), and prefill of 512 tokens 479 to 493 ms and 492 to 671 ms.
+    """
     angles, window_angles = angles
     positions, slots, query_starts, block_tables = batch
     key_blocks, value_blocks, layer_slots = cache

@@ -23,8 +23,11 @@ from minillm.ops.jit.scales import widened
 from minillm.ops.jit.weight_formats import LANES, bits_stored, format_name, pack, weight
 from minillm.quantization import QuantizedMatrix
 
-NUM_ARRAYS = 4  # the first fields of a TiledMatrix, which are arrays
 FLOAT_BLOCK = 32  # inputs per block of float weights, which have no scales
+
+
+# Arrays of a TiledMatrix: codes, scales, minimums, shared.
+Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 class TiledMatrix(NamedTuple):
@@ -47,6 +50,16 @@ class TiledMatrix(NamedTuple):
         """`(O, I)`, the shape of the matrix."""
         return self.num_outputs, self.num_inputs
 
+    @property
+    def arrays(self) -> Arrays:
+        """Codes, scales, minimums and shared factors: the fields that are arrays."""
+        return self.codes, self.scales, self.minimums, self.shared
+
+    def with_arrays(self, arrays: Iterable[np.ndarray], num_outputs: int) -> TiledMatrix:
+        """Return a matrix of the same format and number of inputs with other arrays."""
+        codes, scales, minimums, shared = arrays
+        return self._replace(codes=codes, scales=scales, minimums=minimums, shared=shared, num_outputs=num_outputs)
+
     def __repr__(self) -> str:
         storage = format_name(self.codes)
         return f"TiledMatrix({self.num_outputs} x {self.num_inputs}, {storage}, {num_bytes(self) / 1e6:.1f} MB)"
@@ -54,7 +67,7 @@ class TiledMatrix(NamedTuple):
 
 def num_bytes(matrix: TiledMatrix) -> int:
     """Return the bytes read when the whole matrix is read."""
-    return sum(array.nbytes for array in matrix[:NUM_ARRAYS])
+    return sum(array.nbytes for array in matrix.arrays)
 
 
 def as_vector(values: np.ndarray) -> np.ndarray:
@@ -85,9 +98,8 @@ def as_matrix(weights: np.ndarray | QuantizedMatrix) -> TiledMatrix:
     if block_size % 8:
         raise ValueError(f"blocks have {block_size} inputs; the kernels need a multiple of 8")
     codes, bits = weights.codes.reshape(outputs, blocks * block_size), bits_stored(weights.bits, block_size)
-    zero = (
-        2 ** (bits - 1) if bits == 8 or weights.minimums is None else 0
-    )  # code + zero is stored, which is never negative
+    # The words hold code + zero, which is never negative.
+    zero = 2 ** (bits - 1) if bits == 8 or weights.minimums is None else 0
     if bits < 8 and not -zero <= codes.min(initial=0) <= codes.max(initial=0) < 2**bits - zero:
         raise ValueError(f"codes from {codes.min()} to {codes.max()} do not fit {bits} bits")
     scales, minimums, shared = _tiled_scales(weights)
@@ -109,9 +121,10 @@ def _tiled_scales(weights: QuantizedMatrix) -> tuple[np.ndarray, np.ndarray, np.
     if weights.minimums is not None:
         values.append(weights.minimums)
         quantized.append(weights.quantized_minimums)
-    if None not in quantized:
-        shared = as_float16_bits(np.stack([_by_blocks(scales.super_scales) for scales in quantized], axis=2))
-        tiled = [_by_blocks(scales.sub_scales) for scales in quantized]
+    complete = [scales for scales in quantized if scales is not None]
+    if len(complete) == len(quantized):
+        shared = as_float16_bits(np.stack([_by_blocks(scales.super_scales) for scales in complete], axis=2))
+        tiled = [_by_blocks(scales.sub_scales) for scales in complete]
     else:  # both in float16 or neither, to compile fewer kinds of kernels
         shared = np.empty((0, 0, 2, LANES), np.float32)
         tiled = list(as_float16_bits(np.stack([_by_blocks(value) for value in values])))
@@ -140,15 +153,15 @@ def as_matrices(weights: Iterable[np.ndarray | QuantizedMatrix]) -> list[TiledMa
 
 
 def _kind(matrix: TiledMatrix) -> tuple[object, ...]:
-    layouts = [(array.dtype, array.shape[1:]) for array in matrix[:NUM_ARRAYS]]
+    layouts = [(array.dtype, array.shape[1:]) for array in matrix.arrays]
     return *layouts, matrix.zero, matrix.block_size, matrix.num_inputs
 
 
 def _end_to_end(matrices: Sequence[TiledMatrix]) -> list[TiledMatrix]:
-    arrays = [np.concatenate(parts) for parts in list(zip(*matrices, strict=True))[:NUM_ARRAYS]]
+    arrays = [np.concatenate(parts) for parts in zip(*(matrix.arrays for matrix in matrices), strict=True)]
     ends = np.cumsum([len(matrix.codes) for matrix in matrices])
     return [
-        TiledMatrix(*(array[start:end] for array in arrays), *matrix[NUM_ARRAYS:])
+        matrix.with_arrays((array[start:end] for array in arrays), matrix.num_outputs)
         for matrix, start, end in zip(matrices, [0, *ends[:-1]], ends, strict=True)
     ]
 
@@ -166,19 +179,21 @@ def joined(matrices: Sequence[TiledMatrix]) -> TiledMatrix | None:
         return None
     array, start = whole(first)
     tiles = slice(start, start + sum(len(matrix.codes) for matrix in matrices))
-    arrays = (part[tiles] for part in array[:NUM_ARRAYS])
-    return TiledMatrix(*arrays, *array[NUM_ARRAYS:])._replace(num_outputs=(tiles.stop - tiles.start) * LANES)
+    return first.with_arrays((part[tiles] for part in array.arrays), (tiles.stop - tiles.start) * LANES)
 
 
 def whole(matrix: TiledMatrix) -> tuple[TiledMatrix, int]:
     """Return all matrices that share a matrix's array as one matrix, and the index of the matrix's first tile in it."""
-    arrays = [array.base for array in matrix[:NUM_ARRAYS]]
+    arrays = [array.base for array in matrix.arrays if array.base is not None]
     start = (matrix.codes.ctypes.data - arrays[0].ctypes.data) // arrays[0][0].nbytes
-    return TiledMatrix(*arrays, *matrix[NUM_ARRAYS:])._replace(num_outputs=len(arrays[0]) * LANES), start
+    return matrix.with_arrays(arrays, len(arrays[0]) * LANES), start
 
 
 def tile_rows(matrix: np.ndarray, block_size: int) -> np.ndarray:
-    """[O, I] -> [O/64, I/Q, Q, 64]: 64 rows become 64 lanes. Incomplete tiles and blocks are padded with zeros."""
+    """Lay out [O, I] as [O/64, I/Q, Q, 64]: 64 rows become 64 lanes.
+
+    Incomplete tiles and blocks are padded with zeros.
+    """
     outputs, inputs = matrix.shape
     padding = (-outputs % LANES, -inputs % block_size)
     if any(padding):

@@ -68,15 +68,15 @@ def pack(codes: np.ndarray, block_size: int, bits: int, zero: int) -> np.ndarray
     zero : added to every code, so that none is negative
     """
     outputs, inputs = codes.shape
-    zero = np.int64(zero)  # with the compiler off, int8 plus a Python int would be int8
+    offset = np.int64(zero)  # with the compiler off, int8 plus a Python int would be int8
     start = -(-outputs // LANES), inputs // block_size
     if bits not in PACKING_GROUPS:
         words = np.zeros((*start, block_size * bits // 32, LANES), np.uint32)
-        _pack_words(codes, zero, bits, words)
+        _pack_words(codes, offset, bits, words)
     else:
         group = PACKING_GROUPS[bits]
         words = np.zeros((*start, block_size // group, group // 8 + 1, LANES), np.uint32)
-        _pack_groups(codes, zero, bits - 4, words)
+        _pack_groups(codes, offset, bits - 4, words)
     return words.view(WORDS[bits])
 
 
