@@ -1,12 +1,12 @@
 # %% [markdown]
 # # 2. The forward pass
 #
-# **What does a transformer compute between a token and the next?**
+# **What does a transformer compute between one token and the next?**
 #
-# In lesson 1 `llm.logits` took token ids and returned scores, and we did not look inside. Now we do. We walk one prompt
-# through one layer of the real model by hand, with nothing but NumPy, and check every step against what the library
-# computes. Then we look at two things nobody programmed: what attention attends to, and where between the first layer
-# and the last the answer appears.
+# In lesson 1, `llm.logits` turned token ids into scores, and we did not look inside. Now we do. We compute one layer of
+# the real model by hand for one prompt, with nothing but NumPy, and compare each step with the library's result. Then
+# we examine two things that training, and not a programmer, has decided: what attention heads attend to, and at which
+# layer the answer appears.
 
 # %%
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from minillm import LLM
 from minillm.ops import reference as ops
 
-llm = LLM(backend="numpy")  # the reference backend: plain NumPy, a few lines an operation
+llm = LLM(backend="numpy")  # the reference backend: plain NumPy, a few lines per operation
 model, config = llm.transformer, llm.config
 print(model)
 
@@ -23,10 +23,10 @@ try:
     import matplotlib.pyplot as plt
 except ImportError:
     plt = None
-    print("no Matplotlib here, so no figures")
+    print("Matplotlib is not installed, so there are no figures")
 
 # %% [markdown]
-# Shapes are written with the same letters in all of minillm. For this model and this prompt they are:
+# minillm uses the same letters for shapes everywhere. For this model and this prompt, they have these values:
 
 # %%
 prompt = "The capital of France is"
@@ -37,7 +37,7 @@ print(tokens)
 for letter, value, meaning in (
     ("T", T, "tokens"),
     ("V", config.vocab_size, "vocabulary"),
-    ("D", config.hidden_size, "hidden size: numbers that describe a token on its way"),
+    ("D", config.hidden_size, "hidden size: numbers that represent a token between layers"),
     ("L", config.num_layers, "layers"),
     ("H", config.num_heads, "query heads"),
     ("G", config.num_kv_heads, "key/value heads, each shared by H / G query heads"),
@@ -47,45 +47,47 @@ for letter, value, meaning in (
     print(f"{letter} {value:6}  {meaning}")
 
 # %% [markdown]
-# To compare with, here is the library's own pass. A `Batch` says which tokens stand where, a `KVCache` receives keys
-# and values (lesson 4), and a *probe* is shown every intermediate result by name:
+# For comparison, we run the library's own pass. A `Batch` holds the tokens and their positions, and a `KVCache`
+# receives the keys and values (lesson 4). A *probe* is a function that the pass calls with each intermediate result and
+# its name:
 
 # %%
 from minillm.model.batch import Batch, Chunk
 from minillm.model.kv_cache import KVCache
 
 
-def run_watched(text):
+def run_with_probe(text):
     ids = llm.encode(text)
     cache = KVCache.contiguous(config, length=len(ids))
     batch = Batch.from_chunks([Chunk(ids, start=0, block_tables=[[0]])], cache.block_size)
-    seen = {}
-    model.forward(batch, cache, every_token=True, probe=seen.__setitem__)
-    return seen
+    results = {}
+    model.forward(batch, cache, every_token=True, probe=results.__setitem__)
+    return results
 
 
-seen = run_watched(prompt)
+results = run_with_probe(prompt)
 
 
 def agrees(ours, name):
-    return ours.shape == seen[name].shape and np.allclose(ours, seen[name], rtol=1e-4, atol=1e-4)
+    return ours.shape == results[name].shape and np.allclose(ours, results[name], rtol=1e-4, atol=1e-4)
 
 
-print([name for name in seen if not name.startswith("layers.") or name.startswith("layers.0")])
+print([name for name in results if not name.startswith("layers.") or name.startswith("layers.0")])
 
 # %% [markdown]
 # ## A token becomes a vector
 #
-# The first step is a table look-up: row `i` of the embedding matrix is the vector of token `i`. From here on a token is
-# D numbers, and every layer *adds* something to them. This running sum is called the residual stream.
+# The first step is a table lookup: row `i` of the embedding matrix is the vector of token `i`. From here on, each token
+# is represented by D numbers, and every layer *adds* something to them. This running sum is called the *residual
+# stream*.
 
 # %%
 x = ops.embed(ids, model.embedding)  # [T, D]
 print(x.shape, agrees(x, "embedding"))
 
 # %% [markdown]
-# Each layer reads the stream through a norm, which brings every token's vector to the same size, so that a layer sees
-# directions and not magnitudes. The weights then stretch each of the D components as training saw fit:
+# Each layer first normalizes the stream: it scales the vector of every token to the same size, so that the layer sees
+# directions and not magnitudes. It then multiplies each of the D components by a learned weight:
 #
 # {{ source: minillm.ops.reference.rms_norm }}
 
@@ -95,12 +97,13 @@ normed = ops.rms_norm(x, layer.attention_norm.weight, config.norm_eps)  # [T, D]
 print(normed.shape, agrees(normed, "layers.0.attention_norm"))
 
 # %% [markdown]
-# ## Tokens look at tokens
+# ## Attention
 #
-# So far each token knows only itself. Attention is the one place where information moves between tokens. Three matrices
-# turn a token's vector into a *query* (what am I looking for?), a *key* (what do I offer?) and a *value* (what do you
-# get?), each cut into heads of K numbers. There are nine query heads but only three key/value heads, because keys and
-# values must be kept for later, and a third of them is a third of the memory (*grouped-query attention*).
+# So far, each vector depends only on its own token. Attention is the only operation that moves information between
+# tokens. Three matrices turn a token's vector into a *query* (what this token is looking for), a *key* (what it can be
+# found by) and a *value* (what it passes on), each divided into heads of K numbers. There are nine query heads but only
+# three key/value heads. Keys and values must be stored for later tokens, and a third of the heads takes a third of the
+# memory (*grouped-query attention*).
 
 # %%
 q = ops.linear(normed, layer.q.weight).reshape(T, -1, K)  # [T, H, K]
@@ -109,31 +112,33 @@ v = ops.linear(normed, layer.v.weight).reshape(T, -1, K)  # [T, G, K]
 print(q.shape, k.shape, v.shape)
 
 # %% [markdown]
-# A query and a key will be compared by their dot product, which knows nothing of *where* the two tokens stand. *Rotary
-# embedding* puts that in: take the K numbers of a head as K/2 points in a plane, and turn each point by an angle that
-# grows with the token's position, fast for the first pair, very slowly for the last.
+# A query and a key are compared by their dot product, which does not depend on the *positions* of the two tokens.
+# *Rotary position embedding* adds this dependence. It treats the K numbers of a head as K/2 points in a plane and
+# rotates each point by an angle that grows with the token's position: fast for the first pair, very slowly for the
+# last.
 #
 # {{ source: minillm.ops.reference.rotate }}
 #
-# Why turn? Because if a query is turned by its position and a key by its own, their dot product depends on the
-# *difference* of the angles alone. "Three tokens back" looks the same at position 5 and at position 1,005:
+# Why a rotation? If the query is rotated according to its position and the key according to its own, their dot product
+# depends only on the *difference* of the angles. "Three tokens back" gives the same score at position 5 and at position
+# 1,005:
 
 # %%
 
 
-def score(query_at, key_at):
-    """Query head 0 of ' is' against key head 0 of ' France', as if they stood at these positions."""
-    turned_q = ops.rotate(q[4:5], *ops.rotary_angles([query_at], model.frequencies))
-    turned_k = ops.rotate(k[3:4], *ops.rotary_angles([key_at], model.frequencies))
-    return float(turned_q[0, 0] @ turned_k[0, 0]) / K**0.5
+def score(query_position, key_position):
+    """Return the score of query head 0 of ' is' and key head 0 of ' France', as if they were at these positions."""
+    rotated_q = ops.rotate(q[4:5], *ops.rotary_angles([query_position], model.frequencies))
+    rotated_k = ops.rotate(k[3:4], *ops.rotary_angles([key_position], model.frequencies))
+    return float(rotated_q[0, 0] @ rotated_k[0, 0]) / K**0.5
 
 
-for query_at, key_at in ((5, 2), (105, 102), (1005, 1002), (5, 4), (1005, 1004)):
-    print(f"positions {query_at:4} and {key_at:4}, {query_at - key_at} apart: {score(query_at, key_at):.2f}")
+for i, j in ((5, 2), (105, 102), (1005, 1002), (5, 4), (1005, 1004)):
+    print(f"positions {i:4} and {j:4}, {i - j} apart: {score(i, j):.2f}")
 
 # %% [markdown]
-# Now attention itself. Every query is compared with the keys of its own token and of those before it; softmax turns the
-# scores into weights that sum to one; the result is the mean of the values under those weights.
+# Now we can compute attention. Each query is compared with the keys of its own token and of all earlier ones. Softmax
+# turns the scores into weights that sum to one, and the result is the mean of the values with these weights.
 #
 # {{ source: minillm.ops.reference.score }}
 #
@@ -143,13 +148,14 @@ for query_at, key_at in ((5, 2), (105, 102), (1005, 1002), (5, 4), (1005, 1004))
 positions = np.arange(T)
 angles = ops.rotary_angles(positions, model.frequencies)
 q, k = ops.rotate(q, *angles), ops.rotate(k, *angles)
-keys, values = k.swapaxes(0, 1), v.swapaxes(0, 1)  # [G, T, K], a head's keys side by side
+keys, values = k.swapaxes(0, 1), v.swapaxes(0, 1)  # [G, T, K]
 gathered = ops.attend(q, keys, values, positions)  # [T, H, K]
 print(gathered.shape, agrees(gathered, "layers.0.attention.gathered"))
 
 # %% [markdown]
-# Is the turning needed? Take the last token's attention and put the four tokens before it in reverse order. Without
-# rotary angles it cannot notice; to it "dog bites man" is "man bites dog":
+# Is the rotation necessary? We compute the last token's attention again with the four tokens before it in reverse
+# order. Without the rotation, the result is the same: attention could not distinguish "dog bites man" from "man bites
+# dog".
 
 # %%
 plain_q = ops.linear(normed, layer.q.weight).reshape(T, -1, K)
@@ -157,23 +163,23 @@ plain_k = ops.linear(normed, layer.k.weight).reshape(T, -1, K)
 reversed_order = [3, 2, 1, 0, 4]
 
 
-def last_token(order, turn):
-    here_q, here_k = plain_q[order], plain_k[order]
-    if turn:
-        here_q, here_k = ops.rotate(here_q, *angles), ops.rotate(here_k, *angles)
-    return ops.attend(here_q, here_k.swapaxes(0, 1), v[order].swapaxes(0, 1), positions)[-1]
+def last_token(order, rotary):
+    ordered_q, ordered_k = plain_q[order], plain_k[order]
+    if rotary:
+        ordered_q, ordered_k = ops.rotate(ordered_q, *angles), ops.rotate(ordered_k, *angles)
+    return ops.attend(ordered_q, ordered_k.swapaxes(0, 1), v[order].swapaxes(0, 1), positions)[-1]
 
 
-for turn in (False, True):
-    change = np.abs(last_token(reversed_order, turn) - last_token([0, 1, 2, 3, 4], turn)).max()
-    print(f"rotary {turn!s:5}  largest change when the order is reversed: {change:.3f}")
+for rotary in (False, True):
+    change = np.abs(last_token(reversed_order, rotary) - last_token([0, 1, 2, 3, 4], rotary)).max()
+    print(f"rotary {rotary!s:5}  largest change when the order is reversed: {change:.3f}")
 
 # %% [markdown]
-# ## Each token thinks for itself
+# ## The feed-forward layer
 #
-# A last matrix mixes the heads, and the result is *added* to the stream. Then comes the second half of the layer, in
-# which tokens do not see each other: two matrices widen D numbers to F, one result gates the other, and a third matrix
-# brings F back to D. Three quarters of a layer's weights are in these three matrices.
+# An output matrix combines the heads, and the result is *added* to the stream. The second half of the layer processes
+# each token separately. Two matrices widen its D numbers to F, one result gates the other, and a third matrix returns
+# to D numbers. These three matrices hold three quarters of a layer's weights.
 #
 # {{ source: minillm.ops.reference.swiglu }}
 
@@ -185,21 +191,21 @@ x = x + ops.linear(gated, layer.mlp.down.weight)  # [T, D]
 print(x.shape, agrees(x, "layers.0"))
 
 # %% [markdown]
-# That was a whole layer. The other 29 do the same with other weights. This is the library's pass, and there is now
-# nothing in it that you have not done yourself:
+# This completes the first layer. The other 29 compute the same with other weights. Here is the library's pass. You have
+# now computed each of its steps yourself:
 #
 # {{ source: minillm.model.transformer.Transformer.forward }}
 #
 # {{ source: minillm.model.transformer.Transformer._layer }}
 #
-# (A *fused* layer is the same computation compiled in one piece, for speed; the reference backend has none, and with a
-# probe nobody uses it.)
+# (Between the two, `_layers` calls `_layer` for one layer after another. For speed, the default backend can run all
+# layers as one compiled, *fused* call instead, but not while a probe is set.)
 #
-# At the end, the *head* compares the last vector with every row of a matrix [V, D]. In this model that matrix is the
-# embedding again: the score of a token is how well the final vector points towards that token's own vector.
+# At the end, the *head* multiplies the last vector by a matrix [V, D]. In this model, this is the embedding matrix
+# again, so the score of a token is the dot product of the final vector and the token's own embedding.
 
 # %%
-final = ops.rms_norm(seen["layers.29"], model.final_norm.weight, config.norm_eps)  # [T, D]
+final = ops.rms_norm(results["layers.29"], model.final_norm.weight, config.norm_eps)  # [T, D]
 scores = ops.linear(final, model.head)  # [T, V]
 probabilities = ops.softmax(scores[-1])
 print(scores.shape, agrees(scores, "logits"))
@@ -207,22 +213,22 @@ for token_id in np.argsort(-probabilities)[:5]:
     print(f"{llm.tokenizer.token_text(token_id)!r:10} {probabilities[token_id]:.3f}")
 
 # %% [markdown]
-# ## What do heads look at?
+# ## What do heads attend to?
 #
-# Nobody told any head what to look for. To see what one found, we need its attention weights, and the probe has been
-# shown those, too.
+# No programmer assigned a task to any head. To see what a head has learned, we need its attention weights, which the
+# probe also receives.
 
 # %%
 text = "The wizard Zorbin met Kelda. Later the wizard Zorbin"
-watched = run_watched(text)
+results_of_text = run_with_probe(text)
 labels = [llm.tokenizer.token_text(token_id) for token_id in llm.encode(text)]
 
 
 def attention_weights(layer, head):
-    return watched[f"layers.{layer}.attention.weights"][:, head]  # [T, T]
+    return results_of_text[f"layers.{layer}.attention.weights"][:, head]  # [T, T]
 
 
-kinds = {"the token before": (16, 0), "what came next last time": (18, 6), "the first token": (18, 8)}
+kinds = {"the previous token": (16, 0), "what followed last time": (18, 6), "the first token": (18, 8)}
 for index, head in kinds.values():
     weights = attention_weights(index, head)[-1]
     strongest = weights.argmax()
@@ -236,91 +242,92 @@ if plt:
         axes.set_title(f"layer {index}, head {head}:\n{kind}", fontsize=10)
         axes.set_xticks(range(len(labels)), labels, rotation=90, fontsize=8)
         axes.set_yticks(range(len(labels)), labels, fontsize=8)
-        axes.set_xlabel("looks at")
-    panels[0].set_ylabel("this token")
-    figure.suptitle("Three attention heads, each with a habit of its own")
+        axes.set_xlabel("attends to")
+    panels[0].set_ylabel("token")
+    figure.suptitle("Attention weights of three heads")
 
 # %% [markdown]
-# Each row is a token, and its dark cell is where it looks. The first head nearly always looks one token back. The
-# second does nothing (it looks at the first token) until the text repeats itself; then every token looks at *what
-# followed it the first time*: the second `␣w` at `izard`, the second `izard` at `␣Z`. It is an *induction head*, and it
-# is how the model can continue a name it has never been trained on ([Olsson et al.
-# 2022](https://arxiv.org/abs/2209.11895)). The third looks at the first token whatever comes. Softmax weights must sum
-# to one, so a head with nothing to say needs somewhere harmless to look: an *attention sink* ([Xiao et al.
-# 2023](https://arxiv.org/abs/2309.17453)).
+# Each row is a token, and its dark cell is the token it attends to most. The first head nearly always attends to the
+# previous token. The second attends to the first token until the text repeats itself; then every token attends to *what
+# followed it the first time*: the second `␣w` to `izard`, the second `izard` to `␣Z`. This is an *induction head*. With
+# it, the model can continue a name that it has never seen in training ([Olsson et al.
+# 2022](https://arxiv.org/abs/2209.11895)). The third head attends to the first token in any text. Softmax weights must
+# sum to one, so a head that has nothing to contribute needs a harmless token to attend to: an *attention sink* ([Xiao
+# et al. 2023](https://arxiv.org/abs/2309.17453)).
 #
 # ## Where does the answer appear?
 #
-# Every layer leaves a vector of the same kind in the stream. So we may ask early: apply the final norm and the head
-# after *each* layer, as if the model ended there. This is the *logit lens* ([nostalgebraist
-# 2020](https://www.lesswrong.com/posts/AcKRB8wDpdaN6v6ru/interpreting-gpt-the-logit-lens)). We measure *surprise* at
-# the final answer, -log2 of its probability: 1 bit for the toss of a coin, 15.6 bits for a blind guess among 49,152.
-# Before you read on, guess: does surprise shrink steadily from layer to layer?
+# The stream has the same shape after every layer. So we can apply the final norm and the head after *each* layer, as if
+# the model ended there. This is the *logit lens* ([nostalgebraist
+# 2020](https://www.lesswrong.com/posts/AcKRB8wDpdaN6v6ru/interpreting-gpt-the-logit-lens)). We measure the *surprise*
+# at the final answer, -log2 of its probability: 1 bit for a coin toss, 15.6 bits for a random guess among 49,152
+# tokens. Make a guess before you read on: does the surprise shrink steadily from layer to layer?
 
 # %%
 from minillm.engine.sampling import log_softmax
 
 
 def lens(text):
-    """Log-probabilities of the next token [1 + L, V], read after the embedding and after each layer."""
-    seen = run_watched(text)
-    stream = [seen["embedding"][-1], *(seen[f"layers.{index}"][-1] for index in range(config.num_layers))]
+    """Return log-probabilities of the next token [1 + L, V], after the embedding and after each layer."""
+    results = run_with_probe(text)
+    stream = [results["embedding"][-1], *(results[f"layers.{index}"][-1] for index in range(config.num_layers))]
     scores = ops.linear(ops.rms_norm(np.array(stream), model.final_norm.weight, config.norm_eps), model.head)
     return log_softmax(scores)
 
 
-read = lens(prompt)
-paris = int(read[-1].argmax())
+log_probabilities = lens(prompt)
+paris = int(log_probabilities[-1].argmax())
 print("after layer  best guess   surprise at ' Paris', bits")
 for depth in (0, 10, 15, 20, 24, 26, 27, 28, 30):
-    best = llm.tokenizer.token_text(int(read[depth].argmax()))
-    print(f"{depth or 'embedding':>11}  {best!r:11} {-read[depth, paris] / np.log(2):9.1f}")
+    best = llm.tokenizer.token_text(int(log_probabilities[depth].argmax()))
+    print(f"{depth or 'embedding':>11}  {best!r:11} {-log_probabilities[depth, paris] / np.log(2):9.1f}")
 
 # %%
 if plt:
     figure, axes = plt.subplots(figsize=(6.5, 3.8), num="logit-lens", layout="constrained")
     prompts = (prompt, "Monday, Tuesday, Wednesday, Thursday,", "To be, or not to")
     for text, colour, style in zip(prompts, ("#0072B2", "#D55E00", "#009E73"), ("-", "--", "-."), strict=True):
-        read = lens(text)
-        answer = int(read[-1].argmax())
+        log_probabilities = lens(text)
+        answer = int(log_probabilities[-1].argmax())
         label = f"{text} [{llm.tokenizer.token_text(answer).strip()}]"
-        axes.plot(range(1, 31), -read[1:, answer] / np.log(2), color=colour, linestyle=style, linewidth=2, label=label)
+        surprise = -log_probabilities[1:, answer] / np.log(2)
+        axes.plot(range(1, 31), surprise, color=colour, linestyle=style, linewidth=2, label=label)
     axes.axhline(np.log2(config.vocab_size), color="#555555", linewidth=1, linestyle=":")
-    axes.text(16, np.log2(config.vocab_size) + 1, "a blind guess", fontsize=9, color="#555555")
-    axes.set(xlabel="layers done", ylabel="surprise at the answer, bits", ylim=(0, 100))
+    axes.text(16, np.log2(config.vocab_size) + 1, "random guess", fontsize=9, color="#555555")
+    axes.set(xlabel="layers computed", ylabel="surprise at the answer, bits", ylim=(0, 100))
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9)
-    axes.set_title("How surprised the model would be by its own answer, layer by layer")
+    axes.set_title("Surprise at the final answer after each layer")
 
 # %% [markdown]
-# It does not. For two thirds of the depth the lens reads blanks and full stops, and finds `Paris` and `Friday` *less*
-# likely than a blind guess would: the stream is busy with something else. Nearly everything happens in the last eight
-# layers. And `be`, from a phrase that the model knows by heart, is there five layers before `Paris`.
+# It does not. Over two thirds of the depth, the best guesses are blanks and full stops, and `Paris` and `Friday` are
+# *less* likely than in a random guess: the stream represents something else. Nearly all of the change happens in the
+# last eight layers. And `be`, from a phrase that the model has memorized, appears five layers before `Paris`.
 #
-# One caution. The lens reads with a head that was trained for the last layer's vectors only, so "not yet readable" need
-# not mean "not yet known". [Belrose et al. 2023](https://arxiv.org/abs/2303.08112) train a translator for each layer
+# One caution: the head was trained only on vectors of the last layer. So an answer that the lens cannot read may still
+# be present in the stream. [Belrose et al. 2023](https://arxiv.org/abs/2303.08112) train a translator for each layer
 # and find answers earlier.
 #
 # ## What does a token cost?
 #
-# Every number so far came out of a matrix product, and a matrix of n weights costs a token n multiplications and n
-# additions, 2n floating-point operations. So counting parameters is counting work:
+# Nearly all of the work is matrix products. For each token, a matrix of n weights takes n multiplications and n
+# additions, 2n floating-point operations. So counting parameters is counting operations:
 
 # %%
 parameters = {"embedding and head": 0, "attention": 0, "mlp": 0, "norms": 0}
 for name, shape in config.tensor_shapes().items():
     parts = {"embedding": "embedding and head", "norm": "norms", ".attention.": "attention", ".mlp.": "mlp"}
-    part = next(part for mark, part in parts.items() if mark in name)
+    part = next(part for substring, part in parts.items() if substring in name)
     parameters[part] += int(np.prod(shape))
 total = sum(parameters.values())
 for part, count in parameters.items():
     print(f"{part:18} {count / 1e6:6.2f} million, {count / total:4.0%}")
 matrices = total - parameters["norms"]
-print(f"{'in all':18} {total / 1e6:6.2f} million: {2 * matrices / 1e6:.0f} million operations a token")
+print(f"{'total':18} {total / 1e6:6.2f} million: {2 * matrices / 1e6:.0f} million operations per token")
 
 # %% [markdown]
-# Scoring keys and averaging values come on top, and they grow with the number of tokens before this one: 2 K operations
-# a key for the score and 2 K for the value, in each head of each layer.
+# Attention adds to this, and its cost grows with the number of earlier tokens. In each head of each layer, every key
+# takes 2 K operations for its score and 2 K more for its value.
 
 # %%
 per_earlier_token = 4 * config.num_layers * config.num_heads * K
@@ -329,29 +336,29 @@ for length in (5, 1000, 8000):
 print(f"attention doubles the work at token {2 * matrices / per_earlier_token:,.0f}")
 
 # %% [markdown]
-# For short texts, then, a token costs two operations a parameter, and the rest is small change. Remember that rule of
-# thumb: later lessons lean on it.
+# For short texts, a token costs about two operations per parameter, and everything else is small in comparison. Later
+# lessons rely on this rule of thumb.
 #
 # ## What production systems do differently
 #
 # - **Fewer, larger kernels.** vLLM's
 #   [Llama](https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/llama.py) multiplies by q, k and v
-#   as one matrix and by gate and up as another, and adds the residual inside the norm: each kernel that is launched,
-#   and each trip of an intermediate to memory and back, costs time. The mathematics is the same.
-# - **Attention without the weights.** The T x T weights we drew are never stored.
-#   [FlashAttention](https://arxiv.org/abs/2205.14135) goes through the keys in tiles, keeps a running maximum and sum,
-#   and rescales what it has gathered so far whenever the maximum grows.
-# - **Fewer bits.** Here everything is float32. On a GPU activations are bfloat16 or smaller, for the tensor cores and
-#   for half the traffic.
-# - **Other layers in the same places.** Mixtures of experts run a few of many feed-forward blocks for each token
-#   ([Mixtral](https://arxiv.org/abs/2401.04088)); latent attention compresses keys and values
-#   ([DeepSeek-V2](https://arxiv.org/abs/2405.04434)). The stream, and the loop around it, stay.
+#   as one matrix and by gate and up as another, and it adds the residual inside the norm. Each kernel launch costs
+#   time, and so does each transfer of an intermediate result to memory and back. The mathematics is the same.
+# - **Attention without stored weights.** [FlashAttention](https://arxiv.org/abs/2205.14135) never stores the T x T
+#   weights that we plotted. It processes the keys in tiles, keeps a running maximum and sum, and rescales its partial
+#   result whenever the maximum grows.
+# - **Fewer bits.** This lesson computes in float32. On a GPU, activations are bfloat16 or smaller, because the tensor
+#   cores compute faster in these types and the memory traffic is halved.
+# - **Other layers in the same places.** A mixture of experts computes only a few of many feed-forward layers for each
+#   token ([Mixtral](https://arxiv.org/abs/2401.04088)), and latent attention compresses keys and values
+#   ([DeepSeek-V2](https://arxiv.org/abs/2405.04434)). The residual stream and the generation loop stay the same.
 #
 # ## Exercises
 #
-# In [exercises.py](exercises.py); `pytest lessons/02_forward_pass` tells you whether they are right. Their answers are
-# quoted above, so close this page first.
+# Write the functions in [exercises.py](exercises.py), and test them with `pytest lessons/02_forward_pass`. The answers
+# are quoted above, so close this page first.
 #
-# 1. `rms_norm`: one line, and two ways to get it subtly wrong.
-# 2. `rotate`: the turning. Which number is the partner of which?
-# 3. `attend`: all of attention, for one sequence, with shared key/value heads.
+# 1. `rms_norm`: normalize and weight each row. Which axis is averaged, and where is `eps` added?
+# 2. `rotate`: rotate the pairs of each head. Which two numbers form a pair?
+# 3. `attend`: compute attention for one sequence whose query heads share key/value heads.
