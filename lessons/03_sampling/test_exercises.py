@@ -1,4 +1,4 @@
-"""Are the exercises of lesson 3 right?"""
+"""Tests of the exercises of lesson 3."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ JUST_BELOW_ONE = np.nextafter(1.0, 0.0)
 # log_softmax
 
 
-def test_log_softmax_gives_logarithms_of_probabilities(exercises):
+def test_log_softmax_returns_logarithms_of_probabilities(exercises):
     scores = random.standard_normal(50) * 3
     logs = exercises.log_softmax(scores)
     assert np.exp(logs).sum() == pytest.approx(1)
@@ -18,20 +18,20 @@ def test_log_softmax_gives_logarithms_of_probabilities(exercises):
 
 
 @pytest.mark.parametrize("shift", [0.0, 1000.0, -1000.0, 1e6])
-def test_log_softmax_does_not_mind_where_zero_is(exercises, shift):
+def test_log_softmax_is_unchanged_by_a_constant_shift(exercises, shift):
     scores = np.array([0.0, 1.0, 3.0])
     np.testing.assert_allclose(exercises.log_softmax(scores + shift), exercises.log_softmax(scores), atol=1e-9)
 
 
 @pytest.mark.filterwarnings("error")
-def test_log_softmax_stays_finite_where_the_probability_would_be_zero(exercises):
+def test_log_softmax_is_finite_where_the_probability_underflows(exercises):
     np.testing.assert_allclose(exercises.log_softmax(np.array([0.0, -2000.0])), [0, -2000])
     assert exercises.log_softmax(np.array([5.0, -np.inf])).tolist() == [0, -np.inf]
 
 
 # keep_top_p
 
-PROBABILITIES = np.array([0.1, 0.4, 0.05, 0.3, 0.15])  # likeliest first: 1, 3, 4, 0, 2
+PROBABILITIES = np.array([0.1, 0.4, 0.05, 0.3, 0.15])  # most likely first: 1, 3, 4, 0, 2
 
 
 def kept_by(exercises, p, probabilities=PROBABILITIES):
@@ -41,9 +41,9 @@ def kept_by(exercises, p, probabilities=PROBABILITIES):
 @pytest.mark.parametrize(
     ("p", "kept"),
     [
-        (0.01, [1]),  # always one
+        (0.01, [1]),  # always at least one
         (0.39, [1]),
-        (0.41, [1, 3]),  # the token that crosses the line is in
+        (0.41, [1, 3]),  # the token that crosses the threshold is kept
         (0.69, [1, 3]),
         (0.71, [1, 3, 4]),
         (0.94, [0, 1, 3, 4]),
@@ -51,15 +51,15 @@ def kept_by(exercises, p, probabilities=PROBABILITIES):
         (1.0, [0, 1, 2, 3, 4]),
     ],
 )
-def test_keep_top_p_keeps_the_fewest_that_reach_it(exercises, p, kept):
+def test_keep_top_p_keeps_the_fewest_tokens_that_reach_p(exercises, p, kept):
     assert kept_by(exercises, p) == kept
 
 
-def test_keep_top_p_stops_when_the_line_is_met_exactly(exercises):
+def test_keep_top_p_stops_when_p_is_reached_exactly(exercises):
     assert kept_by(exercises, 0.5, np.array([0.25, 0.25, 0.25, 0.25])) == [0, 1]
 
 
-def test_keep_top_p_leaves_kept_scores_and_its_argument_alone(exercises):
+def test_keep_top_p_changes_neither_kept_scores_nor_its_argument(exercises):
     scores = np.log(PROBABILITIES) + 700  # scores need not be logarithms of probabilities
     before = scores.copy()
     after = exercises.keep_top_p(scores, 0.5)
@@ -67,9 +67,9 @@ def test_keep_top_p_leaves_kept_scores_and_its_argument_alone(exercises):
     np.testing.assert_array_equal(after, np.where([False, True, False, True, False], before, -np.inf))
 
 
-def test_keep_top_p_counts_only_what_an_earlier_cut_has_left(exercises):
+def test_keep_top_p_counts_only_tokens_kept_by_earlier_cuts(exercises):
     scores = np.log(PROBABILITIES)
-    scores[1] = -np.inf  # 0.6 is left: 0.3 of it is half
+    scores[1] = -np.inf  # 0.6 remains, and 0.3 is half of it
     assert np.flatnonzero(np.isfinite(exercises.keep_top_p(scores, 0.49))).tolist() == [3]
 
 
@@ -80,16 +80,16 @@ def test_keep_top_p_counts_only_what_an_earlier_cut_has_left(exercises):
     ("point", "token"),
     [(0.0, 0), (0.2499, 0), (0.25, 1), (0.4999, 1), (0.5, 2), (0.75, 2), (JUST_BELOW_ONE, 2)],
 )
-def test_draw_takes_the_stretch_a_point_falls_into(exercises, point, token):
+def test_draw_returns_the_token_whose_interval_contains_the_point(exercises, point, token):
     assert exercises.draw(np.array([0.25, 0.25, 0.5]), point) == token
 
 
 @pytest.mark.parametrize("point", [0.0, 0.3, 0.5, 0.9, JUST_BELOW_ONE])
-def test_draw_never_takes_what_has_no_chance(exercises, point):
+def test_draw_never_returns_a_token_of_probability_zero(exercises, point):
     assert exercises.draw(np.array([0.0, 0.5, 0.0, 0.5, 0.0]), point) in (1, 3)
 
 
-def test_draw_ends_at_the_last_token_though_the_sum_falls_short(exercises):
+def test_draw_returns_a_possible_token_when_the_sum_is_below_one(exercises):
     tenths = np.full(10, 0.1)
     assert tenths.cumsum()[-1] < 1
     assert exercises.draw(tenths, JUST_BELOW_ONE) == 9
@@ -97,7 +97,7 @@ def test_draw_ends_at_the_last_token_though_the_sum_falls_short(exercises):
     assert exercises.draw(thousands, JUST_BELOW_ONE) < 49_151
 
 
-def test_draw_draws_as_often_as_it_should(exercises):
+def test_draw_returns_each_token_with_its_probability(exercises):
     points = (np.arange(10_000) + 0.5) / 10_000
     drawn = [exercises.draw(PROBABILITIES, point) for point in points]
     np.testing.assert_allclose([drawn.count(token) for token in range(5)], PROBABILITIES * 10_000, atol=1)
