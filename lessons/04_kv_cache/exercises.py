@@ -1,4 +1,4 @@
-"""Exercises of lesson 4. `pytest lessons/04_kv_cache` checks them."""
+"""The exercises of lesson 4. Run `pytest lessons/04_kv_cache` to test your solutions."""
 
 import numpy as np
 

@@ -59,9 +59,9 @@ print("keys that differ:", np.count_nonzero(keys != longer_keys[..., :T]))
 print("values that differ:", np.count_nonzero(values != longer_values[:, :, :T]))
 
 # %% [markdown]
-# Not one bit differs, in 30 layers. A token never reads later positions, so later tokens cannot change it. (That is a
-# property of *these* models. In BERT every token reads all others, and a new word changes everything.) Does a token
-# then have the same keys in every text? Change one word near the beginning:
+# Not one bit differs, in 30 layers. A token never reads later positions, so later tokens cannot change its keys and
+# values. (That is a property of *these* models. In BERT every token reads all others, and a new word changes
+# everything.) Does a token then have the same keys in every text? Change one word near the beginning:
 
 # %%
 ids = llm.encode(long)
@@ -73,7 +73,7 @@ print("layer  ", *names)
 for layer in (0, 1, 2, 29):
     marks = ["x" if flag else "" for flag in changed[layer]]
     print(f"{layer:5}  ", *(mark.center(len(name)) for mark, name in zip(marks, names, strict=True)))
-print("changed in all layers from 1 to 29, from the word on:", changed[1:, 3:].all())
+print("changed in layers 1 to 29, for all tokens from the changed word on:", changed[1:, 3:].all())
 
 # %% [markdown]
 # In layer 0, a key depends only on its own token. From layer 1 on, *every* later key has changed, because attention
@@ -107,9 +107,10 @@ print(f"tokens computed: {again_work} without a cache, {kept_work} with")
 print(f"scores that differ: {np.count_nonzero(kept_scores != again_scores)} of {kept_scores.size:,}")
 print(textwrap.fill(llm.tokenizer.decode(kept_ids), 100))
 
-# %% [markdown] With the cache, the loop does a twentieth of the work, and two million scores are equal to the last bit.
-# The first pass with the cache computes the prompt (*prefill*); each later pass computes one token (*decode*). Both are
-# the same function: the forward pass of lesson 2 reads earlier keys and values from the cache, however many there are.
+# %% [markdown]
+# With the cache, the loop does a twentieth of the work, and two million scores are equal to the last bit. The first
+# pass with the cache computes the prompt (*prefill*); each later pass computes one token (*decode*). Both are the same
+# function: the forward pass of lesson 2 reads earlier keys and values from the cache, however many there are.
 #
 # Equal bits are a promise of minillm's kernels, not of arithmetic. Sums of floating-point numbers depend on their
 # order, and a matrix library chooses one order for 1 row and another for 40. In most engines the scores are therefore
@@ -127,12 +128,12 @@ from minillm.trace.roofline import attention_flops, head_flops, layer_flops
 
 
 def with_cache(n):
-    """Return the operations that compute the n-th token of a text and its logits."""
+    """Return the number of operations that compute the n-th token of a text and its logits."""
     return layer_flops(config) + head_flops(config) + n * attention_flops(config)
 
 
 def without_cache(n):
-    """Return the operations of the same, with all n tokens computed."""
+    """Return the number of operations if all n tokens are computed again."""
     return n * layer_flops(config) + head_flops(config) + n * (n + 1) // 2 * attention_flops(config)
 
 
@@ -289,7 +290,7 @@ models = {  # L, H, G, K: from each paper's table of sizes
     "Llama 3.1 70B": (80, 64, 8, 128),
     "Llama 3.1 405B": (126, 128, 8, 128),
 }
-print("                 L    H    G    K  KB/token    saved by sharing  8,192 tokens")
+print("                 L    H    G    K    KB/token  saved by sharing  8,192 tokens")
 for name, (layers, heads, kv_heads, head_dim) in models.items():
     size, shared = bytes_per_token(layers, kv_heads, head_dim, 2), heads // kv_heads
     row = f"{name:14} {layers:3} {heads:4} {kv_heads:4} {head_dim:4}"
@@ -349,9 +350,8 @@ print("same tokens:", fresh.token_ids == output.token_ids)
 print("same log-probabilities, to the bit:", fresh.logprobs == output.logprobs)
 
 # %% [markdown]
-# What matters is the position of the first difference between two prompts. Everything that changes from request to
-# request (the time, a user's name, the question) belongs at the end. Here are two questions about one document, in both
-# orders:
+# Reuse ends at the first difference between two prompts. Everything that changes from request to request (the time, a
+# user's name, the question) belongs at the end. Here are two questions about one document, in both orders:
 
 # %%
 document = "The KV cache holds a key and a value for every token, in every layer. " * 8
@@ -380,7 +380,7 @@ for label, order in orders.items():
 #   fraction](https://api-docs.deepseek.com/news/news0802) of the price for prompt tokens that were found in the cache.
 # - **Fewer bits.** 16 bits per number are usual, and [8-bit
 #   caches](https://docs.vllm.ai/en/latest/features/quantization/quantized_kvcache/) are common;
-#   [KIVI](https://arxiv.org/abs/2402.02750) uses two. Half the bytes serve twice the users.
+#   [KIVI](https://arxiv.org/abs/2402.02750) uses two. With half the bytes per token, the cache serves twice the users.
 # - **Fewer numbers.** DeepSeek-V3 keeps one compressed vector of 512 numbers and one small key of 64 for all its 128
 #   heads ([section 4.2](https://arxiv.org/abs/2412.19437)): 70 KB per token in 16 bits, for a model of 671 billion
 #   parameters. In Mistral 7B, every layer reads only [the last 4,096 tokens](https://arxiv.org/abs/2310.06825), so its
@@ -390,7 +390,7 @@ for label, order in orders.items():
 #
 # ## Exercises
 #
-# The exercises are in [exercises.py](exercises.py), and `pytest lessons/04_kv_cache` checks them. Both answers are
+# Write the functions in [exercises.py](exercises.py), and test them with `pytest lessons/04_kv_cache`. Both answers are
 # quoted above.
 #
 # 1. `write_kv`: write each token's key and value to its slot.

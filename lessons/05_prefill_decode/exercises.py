@@ -1,4 +1,4 @@
-"""Exercises of lesson 5. `pytest lessons/05_prefill_decode` checks them."""
+"""The exercises of lesson 5. Run `pytest lessons/05_prefill_decode` to test your solutions."""
 
 from collections.abc import Sequence
 

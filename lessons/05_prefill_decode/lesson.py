@@ -301,23 +301,21 @@ for length, metrics in measured.items():
 #   memory for their caches, and so [vLLM](https://arxiv.org/abs/2309.06180) started with memory rather than arithmetic
 #   (lessons 7 and 8).
 # - **Filling the gap with prefill.** [Sarathi-Serve](https://arxiv.org/abs/2403.02310) cuts prompts into chunks and
-# adds
-#   one to each decode step. The step waits for memory anyway, so part of the prompt's arithmetic is free.
+#   adds one to each decode step. The step waits for memory anyway, so part of the prompt's arithmetic is free.
 # - **Two kinds of machines.** [Splitwise](https://arxiv.org/abs/2311.18677) and
 #   [DistServe](https://arxiv.org/abs/2401.09670) compute prompts on some machines and answers on others, and send the
 #   KV cache between them. Each kind of machine can then be bought and tuned for its own limit. vLLM calls this
 #   [disaggregated prefilling](https://docs.vllm.ai/en/latest/features/disagg_prefill/).
 # - **Several tokens per step, for one user.** In [speculative decoding](https://arxiv.org/abs/2211.17192), a small
-# model
-#   guesses the next few tokens and the large one checks them in one pass. The check is a prefill of a few tokens that
-#   reads the weights once.
+#   model guesses the next few tokens and the large one checks them in one pass. The check is a prefill of a few tokens
+#   that reads the weights once.
 # - **Fewer bits where bytes are the limit.** [AWQ](https://arxiv.org/abs/2306.00978) stores weights in 4 bits and
-#   computes in 16. For decode, the stored bits are what counts.
+#   computes in 16. The speed of decode depends on the stored bits.
 #
 # ## Exercises
 #
-# The exercises are in [exercises.py](exercises.py), and `pytest lessons/05_prefill_decode` checks them. The answers to
-# the last two are quoted above.
+# Write the functions in [exercises.py](exercises.py), and test them with `pytest lessons/05_prefill_decode`. The
+# answers to the last two are quoted above.
 #
 # 1. `layer_flops`: the operations of a token in all layers, from the model's shapes.
 # 2. `prefill_work`: the operations and bytes of a prompt. How many tokens does its 10th token read?
