@@ -14,7 +14,7 @@ def check_integer(name: str, value: object, low: int, high: int | None = None) -
     Raises
     ------
     RequestError
-        It is out of range or not an integer. True, 2.0 and "2" are not integers.
+        The value is out of range or not an integer. True, 2.0 and "2" are not integers.
     """
     if isinstance(value, numbers.Integral) and not isinstance(value, bool):
         integer = int(value)
@@ -32,7 +32,7 @@ def check_number(
     Raises
     ------
     RequestError
-        It is not such a number; the message describes the range as `expected`.
+        The value is not such a number; the message describes the range as `expected`.
     """
     try:
         number = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
@@ -49,7 +49,7 @@ def check_flag(name: str, value: object) -> bool:
     Raises
     ------
     RequestError
-        It is anything else, even 0 or 1.
+        The value is anything else, even 0 or 1.
     """
     if not isinstance(value, bool):
         raise RequestError(f"{name} is {value!r}; it must be True or False")

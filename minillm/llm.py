@@ -59,7 +59,8 @@ class LLM:
     threads : cores to use; None for all. Never changes a result. Only for "numba".
     weights : "int8" or "int4" rounds the matrices that the file stores as floats to that many bits while loading; None
         leaves all weights unchanged.
-    context_length : positions to have room for; None for the model's own, at most DEFAULT_CONTEXT_LENGTH.
+    context_length : maximum length of a request, prompt and answer, in tokens; None for the model's own, at most
+        DEFAULT_CONTEXT_LENGTH.
     engine : EngineConfig, how requests are scheduled and how much memory they get; None for the defaults.
     fused : whether the backend may run all layers as one compiled call. With False, they run one by one, as written in
         `minillm/model/transformer.py`; this also happens whenever a debugger is attached. Never changes a result.
@@ -73,7 +74,7 @@ class LLM:
     transformer : the forward pass and its weights.
     kv_cache : the memory that it reads and writes.
     engine : Engine, the loop that serves all requests.
-    context_length : positions there is room for.
+    context_length : maximum length of a request, prompt and answer, in tokens.
     default_params : SamplingParams of requests that have none of their own: the recommendation in the model's files, if
         there is one.
 
@@ -168,9 +169,10 @@ class LLM:
         Raises
         ------
         RequestError
-            A prompt is empty, has ids that are not the model's, or leaves no room for `max_tokens`. No request starts.
+            A prompt is empty, has an id outside the vocabulary, or leaves no room for `max_tokens`. No request starts.
         NumericError
-            The model's scores for one of them contain NaN or infinity. It is raised after the others have finished.
+            The model's scores for a prompt contain NaN or infinity. The error is raised after the other prompts have
+            finished.
         """
         if not isinstance(prompts, str | list | tuple | np.ndarray):
             raise RequestError(f"prompts are {type(prompts).__name__}; generate takes a prompt or a list of prompts")
@@ -195,7 +197,7 @@ class LLM:
         return [stream.output() for stream in streams]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[Delta, None, None]:
-        """Answer one prompt, token by token. Raises as `generate` does, before the first token.
+        """Answer one prompt, token by token. Raises the errors of `generate`, before the first token.
 
         The caller can start other requests, and read other streams, between two tokens: they share the engine's steps.
         """
@@ -211,7 +213,7 @@ class LLM:
     def stream_chat(
         self, messages: SequenceOf[Message], params: SamplingParams | None = None
     ) -> Generator[Delta, None, None]:
-        """As `chat`, token by token."""
+        """Like `chat`, but token by token."""
         return self.stream(self.encode_chat(messages), params)
 
     def logits(self, token_ids: SequenceOf[int]) -> np.ndarray:
@@ -238,7 +240,7 @@ class LLM:
         Raises
         ------
         RequestError
-            As `encode` does; or the prompt is longer than the context.
+            The prompt is rejected by `encode`, or is longer than the context.
         """
         token_ids = self._fitting(prompt)
         seen: dict[str, np.ndarray] = {}
@@ -259,12 +261,13 @@ class LLM:
             self.engine.reset_prefix_cache()
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Return the prompt's token ids, checked. A prompt of token ids is returned unchanged.
+        """Check a prompt and return its token ids. A prompt of token ids is returned unchanged.
 
         Raises
         ------
         RequestError
-            The prompt is empty, is text but the model has no tokenizer, or contains anything but the model's token ids.
+            The prompt is empty, is text although the model has no tokenizer, or contains anything but token ids of the
+            model.
         """
         if isinstance(prompt, str):
             if self.tokenizer is None:

@@ -165,7 +165,7 @@ class RequestStream:
             metrics.num_cached_tokens = num_cached_tokens
 
     def advanced(self, chunk: ScheduledChunk, seconds: float, busy_seconds: float, kv_bytes: int) -> None:
-        """Take in the tokens that a step sampled after a chunk of this request.
+        """Add the tokens that a step sampled after a chunk of this request.
 
         Parameters
         ----------
@@ -222,7 +222,7 @@ class OutputCollector:
         self._streams.pop(stream.request_id, None)
 
     def push(self, record: StepRecord) -> None:
-        """Take in the record of a step."""
+        """Process the record of a step."""
         self._busy_seconds += record.end - record.time
         seconds = sum(record.milliseconds[stage] for stage in ("schedule", "batch", "forward")) / 1000
         for admission in record.admitted:

@@ -221,7 +221,7 @@ def measure_starts(engines: Sequence[EngineHandle], rounds: int) -> dict[str, Tu
         return figures[engine.name][-1]["start"]
 
     turns = {"start": take_turns(engines[0].name, {e.name: partial(start, e) for e in engines}, rounds)}
-    for group in "load", "memory":  # the other figures of the same turns
+    for group in "load", "memory":  # measured in the same turns as "start"
         measures = {name: partial(_replay, iter(own), group) for name, own in figures.items()}
         turns[group] = take_turns(engines[0].name, measures, rounds)
         turns[group].failures |= turns["start"].failures

@@ -88,7 +88,7 @@ class Worker:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can be called."""
+        """Whether the engine's methods can be called."""
         return self._process.poll() is None
 
     def close(self) -> None:

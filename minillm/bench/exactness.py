@@ -37,7 +37,7 @@ def max_difference(engine: Worker, oracle: Worker, prompts: list[list[int]]) -> 
     Raises
     ------
     BenchmarkError
-        One of them failed, or the shapes of their scores differ.
+        An engine failed, or the shapes of the scores differ.
     """
     return max(_difference(_logits(engine, tokens), _logits(oracle, tokens)) for tokens in prompts)
 

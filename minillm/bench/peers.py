@@ -62,7 +62,7 @@ class EngineHandle:
 
     @property
     def name(self) -> str:
-        """The name in the table."""
+        """The engine's name in the table."""
         return self.spec.name
 
     def start(self) -> Worker:
@@ -83,7 +83,7 @@ class EngineHandle:
         Raises
         ------
         BenchmarkError
-            It cannot be started, or cannot load the model.
+            The process cannot be started, or cannot load the model.
         """
         if self.worker is None or not self.worker.is_alive:
             self.close()

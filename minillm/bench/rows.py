@@ -51,7 +51,7 @@ class Row:
         `size` sequences. "serve": requests of `size` clients, each of which sends the next one when it has its answer.
         "exactness": difference of the logits from the oracle's.
     size : tokens, sequences or clients; 0 for groups without sizes
-    policy : the scheduler's, for "serve"; otherwise empty
+    policy : the scheduler's policy for "serve"; otherwise empty
     """
 
     group: str
@@ -60,12 +60,12 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The name on the command line, such as "prefill-512"."""
+        """The row's name on the command line, such as "prefill-512"."""
         return "-".join(str(part) for part in (self.group, self.size, self.policy) if part)
 
     @property
     def title(self) -> str:
-        """The name in the table."""
+        """The row's name in the table."""
         return {
             "load": "load the model",
             "start": f"process start to first token ({START_TOKENS}-token prompt)",

@@ -45,8 +45,8 @@ class SimulatedTransformer:
 
     Parameters
     ----------
-    costs : of the simulated model.
-    roofline : of the simulated machine.
+    costs : the costs of the simulated model.
+    roofline : the roofline of the simulated machine.
 
     Attributes
     ----------

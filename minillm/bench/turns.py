@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from minillm.errors import BenchmarkError
 
-Measure = Callable[[], float]  # runs one turn; returns an amount of which less is better, such as seconds
+Measure = Callable[[], float]  # runs one turn; returns an amount that should be small, such as seconds
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def find_architecture(file: GGUFFile) -> GGUFArchitecture:
     name = Fields(file.metadata, str(file.path)).text("general.architecture")
     if name not in ARCHITECTURES:
         raise UnsupportedError(
-            f"{file.path}: the architecture is {name!r:.60}; implemented are {', '.join(map(repr, ARCHITECTURES))}"
+            f"{file.path}: the architecture is {name!r:.60}; implemented: {', '.join(map(repr, ARCHITECTURES))}"
         )
     return ARCHITECTURES[name]
 

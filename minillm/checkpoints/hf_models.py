@@ -70,7 +70,7 @@ def find_architecture(fields: Fields) -> HFArchitecture:
     model_type = fields.text("model_type")
     if model_type not in ARCHITECTURES:
         raise UnsupportedError(
-            f"{fields.source}: model_type is {model_type!r:.60}; implemented are {', '.join(map(repr, ARCHITECTURES))}"
+            f"{fields.source}: model_type is {model_type!r:.60}; implemented: {', '.join(map(repr, ARCHITECTURES))}"
         )
     return ARCHITECTURES[model_type]
 

@@ -43,8 +43,8 @@ def read_two_ropes(fields: Fields) -> dict[str, Any]:
     unknown = sorted(sections.values.keys() - {"full_attention", "sliding_attention"})
     if unknown:
         raise UnsupportedError(
-            f"{sections.source}: has {unknown[0]!r:.60}; implemented are the sections 'full_attention' and "
-            "'sliding_attention'"
+            f"{sections.source}: has {unknown[0]!r:.60}; the implemented sections are "
+            "'full_attention' and 'sliding_attention'"
         )
     rope, window_rope = sections.section("full_attention"), sections.section("sliding_attention")
     if not rope.values:
@@ -80,7 +80,9 @@ def read_partial_rope(fields: Fields) -> dict[str, Any]:
     if kind == "default":
         return settings
     if kind not in ("longrope", "su", "yarn"):  # the last two are older names of longrope
-        raise UnsupportedError(f"{rope.source}: rope_type is {kind!r:.60}; implemented are 'default' and 'longrope'")
+        raise UnsupportedError(
+            f"{rope.source}: rope_type is {kind!r:.60}; only 'default' and 'longrope' are implemented"
+        )
     original = fields.integer("original_max_position_embeddings")
     factor = rope.number("factor", None) or context_length / original
     scaling = RopeScaling(
@@ -110,7 +112,7 @@ def read_scaling(rope: Fields, context_length: int) -> RopeScaling | None:
     kind = rope.text("rope_type", rope.get("type", "default"))
     if kind not in SCALINGS:
         raise UnsupportedError(
-            f"{rope.source}: rope_type is {kind!r:.60}; implemented are {', '.join(map(repr, SCALINGS))}"
+            f"{rope.source}: rope_type is {kind!r:.60}; implemented: {', '.join(map(repr, SCALINGS))}"
         )
     return SCALINGS[kind](rope, context_length)
 

@@ -1,7 +1,7 @@
-"""BlockAllocator: which blocks of the KV cache are free, shared, or still useful, in integers only.
+"""BlockAllocator: which blocks of the KV cache are free, shared or cached. It uses only integers.
 
-Several block tables can list the same block when their texts begin alike. The allocator therefore counts the tables
-that list each block. A block is always in one of three states:
+Several block tables can list the same block if their sequences share a prefix. The allocator therefore counts the
+tables that list each block. A block is always in one of three states:
 
     held     listed by at least one table
     cached   listed by none, but the prefix index still finds its content; it can be reused, or evicted
@@ -103,7 +103,7 @@ class BlockAllocator:
 
         Returns
         -------
-        The blocks that were cached and have been evicted for this.
+        The cached blocks that were evicted to make room.
 
         Raises
         ------
@@ -159,7 +159,7 @@ class BlockAllocator:
         Returns
         -------
         source : the shared block. The caller copies its content to `table.blocks[index]`.
-        evicted : the blocks that were cached and have been evicted for this.
+        evicted : the cached blocks that were evicted to make room.
 
         Raises
         ------

@@ -1,7 +1,7 @@
 """How many blocks a sequence needs, now and at most: the arithmetic behind admission and request checks.
 
-A group without a window keeps every block until the sequence ends. A group with a window frees blocks from behind while
-it takes new ones in front. It never holds more than the window and one step's tokens cover, however long the text is.
+A group without a window keeps every block until the sequence ends. A group with a window frees its oldest blocks while
+it takes new ones. It never holds more than the window and one step's tokens cover, however long the text is.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ def num_blocks_for(num_tokens: int, block_size: int) -> int:
 
 
 def max_live_blocks(num_positions: int, max_batch_tokens: int, block_size: int, windows: SequenceOf[int | None]) -> int:
-    """Return the most blocks that a sequence holds at any one time while it grows to `num_positions`, in all groups.
+    """Return the maximum number of blocks, over all groups, that a sequence holds while it grows to `num_positions`.
 
     Parameters
     ----------
     num_positions : positions of the whole sequence.
-    max_batch_tokens : tokens that one step computes at most.
+    max_batch_tokens : maximum number of tokens that one step computes.
     block_size : positions per block.
     windows : the window of each KV-cache group; None where there is none.
     """
@@ -35,7 +35,7 @@ def max_live_blocks(num_positions: int, max_batch_tokens: int, block_size: int, 
 
 
 def max_window_blocks(window: int, max_batch_tokens: int, block_size: int) -> int:
-    """Return the most blocks that a sequence of any length holds in a group with this window."""
+    """Return the maximum number of blocks that a sequence of any length holds in a group with this window."""
     at_once = window - 1 + max_batch_tokens  # positions that a step's first query reads, and those the step adds
     return num_blocks_for(at_once - 1, block_size) + 1  # one more where the first of them is not at a block's start
 
@@ -43,7 +43,7 @@ def max_window_blocks(window: int, max_batch_tokens: int, block_size: int) -> in
 def blocks_needed(
     tables: SequenceOf[BlockTable], num_tokens: int, max_batch_tokens: int, allocator: BlockAllocator
 ) -> int:
-    """Return how many more blocks than now a sequence holds at most until its tables cover `num_tokens` positions."""
+    """Return how many more blocks a sequence needs, at most, until its tables cover `num_tokens` positions."""
     missing = allocator.num_missing(tables, num_tokens)
     if not missing:  # the usual case in decode: live blocks need not be counted
         return 0

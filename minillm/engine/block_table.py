@@ -1,4 +1,4 @@
-"""BlockTable: which blocks of the KV cache hold one sequence's keys and values, in integers only.
+"""BlockTable: which blocks of the KV cache hold one sequence's keys and values. It uses only integers.
 
 The KV cache hands out memory in blocks of `block_size` positions (Kwon et al. 2023, PagedAttention). A block table
 lists a sequence's blocks in the order of its positions, so the blocks themselves can be anywhere in the pool:

@@ -25,7 +25,7 @@ class EngineConfig:
     max_batch_tokens : maximum number of tokens computed in one step. It limits the memory for intermediate results, and
         how long a decode can be delayed by prompts.
     max_sequences : maximum number of completions that run at once.
-    prefix_caching : whether a prompt can reuse the blocks of earlier ones that began alike.
+    prefix_caching : whether a prompt can reuse the blocks of earlier prompts with the same prefix.
     admission : which request is admitted first: "fcfs", "priority" or "shortest".
     watermark : share of the blocks that an admission leaves available.
     """
@@ -41,7 +41,7 @@ class EngineConfig:
     watermark: float = 0.01
 
     def scheduler(self, kv_cache: KVCache) -> Scheduler:
-        """Return a scheduler with these options over a cache's blocks. Raises as `Scheduler` does."""
+        """Return a scheduler with these options over a cache's blocks. Raises the errors of `Scheduler`."""
         return Scheduler(
             BlockAllocator(kv_cache.num_blocks, kv_cache.block_size, kv_cache.windows),
             policy=self.policy,

@@ -13,7 +13,7 @@ class IncrementalDetokenizer:
 
     Parameters
     ----------
-    tokenizer : the model's, or None if it has none; then there is no text, and no end token.
+    tokenizer : the model's tokenizer; None if it has none, in which case there is no text and no end token.
     params : SamplingParams of the request.
     """
 

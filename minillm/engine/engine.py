@@ -1,4 +1,4 @@
-"""Engine: the loop. It joins the scheduler, which has never seen a model, to the model, which has never seen a request.
+"""Engine: the loop. It connects the scheduler, which uses no model, and the model, which handles no requests.
 
 A step is the five lines of `Engine.step`: schedule, batch, forward, sample, commit. They run one after another on the
 calling thread, so a breakpoint in any of them shows everything.
@@ -57,7 +57,7 @@ class Engine:
     Raises
     ------
     ValueError
-        The scheduler's blocks do not match the cache, or the cache was made for a model with other windows.
+        The scheduler's blocks do not match the cache, or the cache was created for a model with different windows.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Engine:
         return recorder.record
 
     def _schedule(self) -> StepPlan:
-        """Decide which sequence advances by how many tokens."""
+        """Decide which sequences advance, and by how many tokens."""
         with self._recorder.stage("schedule"):
             plan = self.scheduler.schedule()
         self._recorder.scheduled(plan, self.scheduler)
@@ -227,7 +227,7 @@ class Engine:
         Raises
         ------
         RequestError
-            The prompt is empty, has an id that is not the model's, or leaves no room for `max_tokens` in the context or
+            The prompt is empty, has an id outside the vocabulary, or leaves no room for `max_tokens` in the context or
             in the whole pool; or a parameter does not apply to this model.
         """
         if not isinstance(params, SamplingParams):
@@ -269,7 +269,7 @@ class Engine:
         Raises
         ------
         RequestError
-            As `check` does; or an unfinished request has the same id.
+            The request fails `check`, or an unfinished request has the same id.
         BusyError
             Another call is under way.
         """
@@ -303,7 +303,7 @@ class Engine:
             return request_id
 
     def abort(self, request_id: str) -> None:
-        """End a request now, waiting or running. Its blocks are available at once.
+        """End a waiting or running request. Its blocks are available immediately.
 
         Raises
         ------
@@ -328,7 +328,7 @@ class Engine:
             self.scheduler.blocks.reset_prefix_cache()
 
     def clock(self) -> float:
-        """Return the seconds since the engine was made."""
+        """Return the seconds since the engine was created."""
         return perf_counter() - self._made
 
     @property

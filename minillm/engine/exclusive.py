@@ -19,7 +19,7 @@ class ExclusiveAccess:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Hold the lock and defer Ctrl-C for the length of the `with` block.
+        """Hold the lock and defer Ctrl-C during the `with` block.
 
         Raises
         ------
@@ -40,7 +40,7 @@ class ExclusiveAccess:
 class ThreadReservation:
     """Reserves an object for one thread for as long as any of that thread's `with` blocks is open.
 
-    Calls of the same thread can be nested. A process that was forked after the object was made may not use it.
+    Calls of the same thread can be nested. A process that was forked after the object was created may not use it.
     """
 
     def __init__(self) -> None:
@@ -50,14 +50,14 @@ class ThreadReservation:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Reserve the object for the length of the `with` block.
+        """Reserve the object for the duration of the `with` block.
 
         Raises
         ------
         RequestError
-            This process was forked after the object was made.
+            This process was forked after the object was created.
         BusyError
-            Another thread has reserved it.
+            Another thread has reserved the object.
         """
         if os.getpid() != self._process:
             raise RequestError(

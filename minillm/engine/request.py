@@ -52,7 +52,7 @@ def check_token_ids(prompt: SequenceOf[int], vocab_size: int) -> list[int]:
     Raises
     ------
     RequestError
-        It is empty, or not a sequence of ids from 0 to `vocab_size` - 1.
+        The prompt is empty, or not a sequence of ids from 0 to `vocab_size` - 1.
     """
     if not isinstance(prompt, list | tuple | np.ndarray):
         raise RequestError(f"a prompt is text or a list of token ids, not {type(prompt).__name__}")

@@ -1,11 +1,11 @@
-"""Scheduler: which sequence advances by how many tokens in the next step. Integers only: no clock, no model.
+"""Scheduler: which sequences advance in the next step, and by how many tokens. Integers only: no clock, no model.
 
 `Scheduler.schedule` implements three policies, each in a line or two:
 
     static      run a batch to its end, then take the next one: what production systems once did
     continuous  sequences join and leave at every step (Yu et al. 2022, Orca); new prompts go first, and decodes wait
                 while they are computed
-    chunked     as continuous, but prompts are cut into chunks that fill the budget left by the decodes, so a decode
+    chunked     as continuous, but prompts are split into chunks that fill the budget left by the decodes, so a decode
                 never waits for a long prompt (Agrawal et al. 2024, Sarathi-Serve)
 
 A sequence is admitted when there are blocks for all of its tokens, and takes another block each time its last one is
@@ -45,7 +45,7 @@ POLICIES = ("static", "continuous", "chunked")
 class Scheduler:
     """The waiting queue, the running sequences, and the policy that fills a step from them.
 
-    Use: `add` sequences; then, in turn, call `schedule`, compute what the plan lists, and `commit` the sampled tokens.
+    Usage: `add` sequences. Then repeat: call `schedule`, compute what the plan lists, and `commit` the sampled tokens.
 
     Parameters
     ----------
@@ -166,7 +166,7 @@ class Scheduler:
         Raises
         ------
         RequestError
-            It requests more completions than may run at once, or needs more blocks than the pool has.
+            The request asks for more completions than may run at once, or needs more blocks than the pool has.
         """
         if sequence.num_forks > self.max_sequences:
             raise RequestError(
@@ -192,11 +192,11 @@ class Scheduler:
         )
 
     def max_live_blocks(self, num_positions: int) -> int:
-        """Return the most blocks that a sequence holds at any one time while it grows to `num_positions`."""
+        """Return the maximum number of blocks that a sequence holds while it grows to `num_positions`."""
         return max_live_blocks(num_positions, self.max_batch_tokens, self.blocks.block_size, self.blocks.windows)
 
     def end(self, request_id: str, reason: str) -> list[Finish]:
-        """End the unfinished sequences of a request now, waiting or running. Their blocks are available at once.
+        """End the unfinished sequences of a request, waiting or running. Their blocks are available immediately.
 
         Raises
         ------
@@ -246,7 +246,7 @@ class Scheduler:
 
         A static batch is closed after this step, so it also admits sequences whose first chunk exceeds the budget.
         """
-        if plan.preempted:  # the preempted sequence would be re-admitted at once
+        if plan.preempted:  # the preempted sequence would be re-admitted immediately
             return
         num_open = self.max_sequences - sum(sequence.num_forks for sequence in self.running)
         while self.waiting and (plan.num_tokens < self.max_batch_tokens or self.policy == "static"):
@@ -259,8 +259,8 @@ class Scheduler:
     def _try_admit(self, sequence: Sequence, plan: StepPlan) -> bool:
         """Move `sequence` from waiting to running if the pool has blocks for all of its tokens; return whether it has.
 
-        The sequence takes the blocks at once or, if its windows will free some of them on the way, takes only the
-        blocks of its first step.
+        The sequence takes all of these blocks now or, if its windows will free some of them on the way, only the blocks
+        of its first step.
         """
         blocks, num_tokens = self.blocks, len(sequence.token_ids)
         # The last token is always computed, because its logits choose the next one.
@@ -291,7 +291,7 @@ class Scheduler:
         return True
 
     def _blocks_needed(self, tables: list, num_tokens: int) -> int:
-        """Return how many more blocks a sequence holds at most until its tables cover `num_tokens` positions."""
+        """Return how many more blocks a sequence needs, at most, until its tables cover `num_tokens` positions."""
         return blocks_needed(tables, num_tokens, self.max_batch_tokens, self.blocks)
 
     def _schedule_chunk(self, sequence: Sequence, plan: StepPlan) -> None:

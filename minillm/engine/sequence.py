@@ -1,4 +1,4 @@
-"""Sequence: the state of one completion of a request, in integers only."""
+"""Sequence: the state of one completion of a request. It uses only integers."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Sequence:
 
     @property
     def max_positions(self) -> int:
-        """Positions it fills at most: every token but the last, whose key and value are never needed."""
+        """Maximum number of positions it fills: the last token needs none, because its key and value are never read."""
         return self.num_prompt_tokens + self.max_tokens - 1
 
     @property

@@ -1,4 +1,4 @@
-"""StepPlan: what one step will do. The scheduler decides it in integers only; the engine carries it out."""
+"""StepPlan: what one step will do. The scheduler makes the plan, from integers only; the engine carries it out."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class StepPlan:
 
     Attributes
     ----------
-    chunks : the tokens by which each scheduled sequence advances, in the order of the batch.
+    chunks : the tokens that the step computes for each scheduled sequence, in the order of the batch.
     admitted, preempted : the sequences that gained or lost their blocks in this step.
     copies : blocks to copy before anything is computed, in this order.
-    evicted : blocks whose cached content was given up.
+    evicted : cached blocks that were evicted.
     finished : completions that ended; filled in when the step is committed.
     num_tokens : total tokens of all chunks.
     """

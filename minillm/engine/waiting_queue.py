@@ -1,7 +1,7 @@
-"""WaitingQueue: waiting sequences in the order of admission, in integers only.
+"""WaitingQueue: waiting sequences in the order of admission. It uses only integers.
 
-The queue is a heap. The next sequence is available at once; a push or a pop takes time logarithmic in the queue's
-length, so neither a step nor an arrival gets noticeably slower when many sequences wait.
+The queue is a heap. The next sequence is found in constant time; a push or a pop takes time logarithmic in the queue's
+length, so a long queue slows down neither steps nor arrivals noticeably.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class WaitingQueue:
     Parameters
     ----------
     admission : order of the new sequences. "fcfs" takes the first to arrive; "priority" the smallest `priority`;
-        "shortest" the shortest prompt. Ties are broken by arrival. Under the last two, a sequence can wait as long as
-        better ones keep arriving.
+        "shortest" the shortest prompt. Ties are broken by arrival. Under the last two, a sequence waits for as long as
+        sequences that precede it in this order keep arriving.
 
     Raises
     ------
@@ -59,7 +59,7 @@ class WaitingQueue:
         return sequence
 
     def discard(self, sequence: Sequence) -> None:
-        """Remove a sequence, wherever it is in the queue. Does nothing if it is not there."""
+        """Remove a sequence from anywhere in the queue. Do nothing if the queue does not contain it."""
         if self._keys.pop(sequence, None) is not None and len(self._heap) > 2 * len(self._keys) + 8:
             # A removed entry is skipped when it is reached. Once most entries are removed ones, the heap is rebuilt.
             self._heap = [entry for entry in self._heap if not self._is_removed(entry)]

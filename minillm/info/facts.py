@@ -28,7 +28,7 @@ class TensorGroup:
     num_bytes : bytes in the file
     memory_type : type in the compiled backend's memory: "4 bits" to "8 bits" (integer codes), "bfloat16" or "float32"
     bytes_in_memory : bytes in memory, including scales and minimums. Whether these fit float16 is judged by a sample of
-        rows, so this may be off by a few per cent.
+        rows, so this may be off by a few percent.
     is_widened : whether a number has more bits in memory, without its scales, than in the file with them
     """
 

@@ -20,7 +20,7 @@ FIRST_CONTEXT, FACTOR = 1024, 4  # contexts in the table: the shortest, and the 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of memory: in total, and available to programs."""
+    """The machine's total memory, and the part available to programs, in bytes."""
 
     total: int
     available: int
@@ -69,7 +69,7 @@ def contexts(longest: int) -> list[int]:
 
 
 def positions_held(context: int, window: int | None, engine: EngineConfig) -> int:
-    """Return the most positions that a sequence of length `context` holds at any one time, in layers with this window.
+    """Return the maximum number of positions that a sequence of length `context` holds, in layers with this window.
 
     Blocks before the window are freed as the sequence grows.
     """
@@ -80,7 +80,7 @@ def positions_held(context: int, window: int | None, engine: EngineConfig) -> in
 
 
 def sequence_bytes(config: ModelConfig, context: int, bytes_per_number: int, engine: EngineConfig) -> int:
-    """Return the most bytes of keys and values that a sequence of length `context` holds at any one time."""
+    """Return the maximum size, in bytes, of the keys and values that a sequence of length `context` holds."""
     shape = CacheShape.from_config(config)
     positions = sum(positions_held(context, window, engine) for window in shape.windows)
     return positions * shape.layers_per_block * kv_bytes_per_token(config, bytes_per_number) // config.num_layers

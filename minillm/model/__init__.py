@@ -1,1 +1,1 @@
-"""The numbers: what a model is, its weights, its forward pass and its cache. See `minillm.model.transformer`."""
+"""The model: its config, its weights, its forward pass and its KV cache. See `minillm.model.transformer`."""

@@ -74,7 +74,7 @@ class Batch:
     token_ids, positions : int32 [T]
     slots : int64 [groups, T], where each token's key and value are written: block * B + offset
     query_starts : int32 [S + 1]; sequence `s` owns tokens `query_starts[s]` to `query_starts[s + 1]`
-    block_tables : int32 [groups, S, most blocks per sequence]; freed and unused entries are -1
+    block_tables : int32 [groups, S, maximum blocks per sequence]; freed and unused entries are -1
     """
 
     token_ids: np.ndarray
@@ -120,7 +120,7 @@ class Batch:
 
     @classmethod
     def from_plan(cls, plan: PlanLike, block_size: int, num_groups: int = 1) -> Batch:
-        """Lay the chunks of a scheduler's plan end to end. Raises as `from_chunks` does."""
+        """Lay the chunks of a scheduler's plan end to end. Raises the errors of `from_chunks`."""
         return cls.from_chunks(plan.chunks, block_size, num_groups)
 
     @property
@@ -164,7 +164,7 @@ def _check_chunk(number: int, chunk: ChunkLike, block_size: int, num_groups: int
 
 
 def _padded(block_tables: SequenceOf[SequenceOf[SequenceOf[int]]], num_groups: int) -> np.ndarray:
-    """The block tables of S sequences as one array, int32 [groups, S, most blocks]."""
+    """The block tables of S sequences as one array, int32 [groups, S, maximum blocks]."""
     longest = max(len(tables[0]) for tables in block_tables)
     padded = np.full((num_groups, len(block_tables), longest), NO_BLOCK, np.int32)
     for sequence, tables in enumerate(block_tables):

@@ -17,8 +17,8 @@ class RopeScaling:
     per_frequency  divides frequency i by `factors[i]`. Files store LongRoPE's searched factors this way (Ding et al.
                    2024, arXiv:2402.13753), and GGUF files also llama3.
 
-    The `dynamic` kind is not here, because it takes effect only where a text outgrows the model's context, and no text
-    here does.
+    The `dynamic` kind is not here, because it takes effect only on texts longer than the model's context, which minillm
+    rejects.
     """
 
     kind: str  # "linear", "llama3", "yarn" or "per_frequency"
@@ -57,7 +57,7 @@ class ModelConfig:
     mlp_bias: bool = False  # biases on gate, up and down
     tie_embeddings: bool = False  # the output head is the embedding matrix
 
-    # Where models differ. The defaults are Llama's; docs/models.md lists which model has which.
+    # Where models differ. The defaults are Llama's; docs/models.md lists the differences of each model.
     norm: str = "rms"  # or "layer", which also subtracts the mean and adds a bias
     qk_norm: bool = False  # every query and key head is normalized before it is rotated
     post_norms: bool = False  # the outputs of attention and MLP are normalized before they are added

@@ -141,7 +141,7 @@ class KVCache:
     def contiguous(
         cls, config: ModelConfig, length: int, num_sequences: int = 1, dtype: str = "float32", xp: Any = np
     ) -> KVCache:
-        """Return a cache with one unbroken block of `length` positions per sequence, in each KV-cache group."""
+        """Return a cache with one contiguous block of `length` positions per sequence, in each KV-cache group."""
         return cls(config, num_sequences * len(kv_groups(config)), block_size=length, dtype=dtype, xp=xp)
 
     @staticmethod

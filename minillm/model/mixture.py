@@ -13,7 +13,7 @@ Array = Any  # an array of the backend's library
 def mixture(x: Array, chosen: np.ndarray, weights: Array, run_expert: Callable[[int, Array], Array], xp: Any) -> Array:
     """Return the weighted sum of each token's chosen experts: [T, D] -> [T, D].
 
-    Every expert runs once, on the rows of all tokens that chose it. A token's sum then starts with its most likely
+    Every expert runs once, on the rows of all tokens routed to it. A token's sum then starts with its most likely
     expert, so its bits do not depend on the choices of other tokens.
 
     Parameters

@@ -46,9 +46,9 @@ def _llama3(frequencies: np.ndarray, theta: float, scaling: RopeScaling) -> np.n
 
 
 def _yarn(frequencies: np.ndarray, theta: float, scaling: RopeScaling) -> np.ndarray:
-    """As llama3, but blend along the pairs' indices.
+    """Like llama3, but interpolate linearly in the index of the pair.
 
-    The blend runs from the pair that makes `beta_fast` turns over the original context to the one that makes
+    The interpolation runs from the pair that makes `beta_fast` turns over the original context to the pair that makes
     `beta_slow` turns.
     """
     rotary_dim = 2 * len(frequencies)

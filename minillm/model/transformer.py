@@ -5,12 +5,12 @@ each token: what attention gathers from the tokens before it, and what a gated f
 token itself. Prefill and decode are this same pass, over many tokens of a sequence or over one.
 
 **Which code runs.** Everything here runs as you read it, layer by layer, whenever a debugger is attached, a probe is
-set, or the model was made with `LLM(fused=False)`. Otherwise the default backend runs all layers as one compiled call
-(`ops/jit/layers.py`), which is faster: it makes the same calls to the same kernels, and so computes the same bits.
+set, or the model was created with `LLM(fused=False)`. Otherwise the default backend runs all layers as one compiled
+call (`ops/jit/layers.py`), which is faster: it makes the same calls to the same kernels, and so computes the same bits.
 
 The numbers are computed by `ops`, a backend (see `minillm/ops/__init__.py`); this file only composes its operations.
 The weights that a layer holds are listed in `weights.py`. Models that differ from Llama do so in a few named places, at
-the end of the class; skip them on a first reading. `docs/models.md` lists which model differs in what.
+the end of the class; skip them on a first reading. `docs/models.md` lists the differences of each model.
 
 Shapes, here and everywhere: `T` tokens in the step, `S` sequences, `V` vocabulary, `D` hidden size, `F` feed-forward
 size, `H` query heads, `G` key/value heads, `K` head_dim.
@@ -198,7 +198,7 @@ class Transformer:
         return self.ops.layer_norm(x, norm.weight, norm.bias, self.config.norm_eps)
 
     def _make_frequencies(self) -> None:
-        """Prepare the rotary frequencies. In Gemma 3, layers with a window use another theta than the others."""
+        """Prepare the rotary frequencies. In Gemma 3, layers with a window use a theta of their own."""
         config = self.config
         rotary_dim, scaling = config.rotary_dim or config.head_dim, config.rope_scaling
         self.frequencies = self.ops.as_vector(rope_frequencies(rotary_dim, config.rope_theta, scaling))
@@ -216,7 +216,7 @@ class Transformer:
         return angles
 
     def _rotate(self, heads: Array, angles: Angles, window: int | None) -> Array:
-        """Rotate queries or keys by their positions. GPT-2, which has position embeddings, does not."""
+        """Rotate queries or keys by their positions. GPT-2 has learned position embeddings instead."""
         if self.config.learned_positions:
             return heads
         return self.ops.rotate(heads, *angles.get(window, angles[None]))

@@ -1,4 +1,4 @@
-"""The numeric floor: every operation that a transformer needs, behind one narrow interface.
+"""Backends: every operation that a transformer needs, behind one small interface.
 
 A backend is a module with the functions below. `reference` defines each in a few lines for any array library; `jit`
 computes the same in compiled loops on the CPU; `gpu` computes the same on an NVIDIA GPU, through CuPy.

@@ -226,8 +226,8 @@ def attention(
     layer_in_block : index of the layer within the blocks of its KV-cache group
     positions : int [T]; consecutive within a sequence
     query_starts : int [S + 1]; sequence `s` owns tokens `query_starts[s]` to `query_starts[s + 1]`
-    block_tables : int [S, most blocks per sequence]; row `s` lists the blocks that hold positions 0, B, 2B, ... Blocks
-        before the window of the sequence's first query are not read.
+    block_tables : int [S, maximum blocks per sequence]; row `s` lists the blocks that hold positions 0, B, 2B, ...
+        Blocks before the window of the sequence's first query are not read.
     scale, window, soft_cap : see `attend`
 
     Returns
@@ -390,7 +390,7 @@ def set_num_threads(threads: int | None) -> None:
 
 
 def check_threads() -> None:
-    """Do nothing: NumPy's threads are never slow in the way that this check looks for."""
+    """Do nothing: this check is about Numba's threads."""
 
 
 def announcing_compilation(announce: Callable[[str], None]) -> AbstractContextManager[None]:

@@ -1,7 +1,7 @@
 """Quantized weights: small integer codes with one scale per block of inputs.
 
-A matrix of outputs x inputs (`[O, I]`) is divided along its inputs into blocks of `Q` neighbours (16 or 32 in nearly
-all types). A block stores one small integer per weight, and one or two floats that all its weights share:
+A matrix of outputs x inputs (`[O, I]`) is divided along its inputs into blocks of `Q` consecutive weights (16 or 32 in
+nearly all types). A block stores one small integer per weight, and one or two floats that all its weights share:
 
     weight[o, b*Q + q]  =  codes[o, b, q] * scales[o, b]  (+ minimums[o, b])
 

@@ -14,7 +14,7 @@ class QuantizedScales:
     Attributes
     ----------
     sub_scales : int8 [O, I/Q], one per block
-    super_scales : float32 [O, I/(Q*S)], one per super-block of `S` neighbouring blocks
+    super_scales : float32 [O, I/(Q*S)], one per super-block of `S` consecutive blocks
     """
 
     sub_scales: np.ndarray
@@ -63,7 +63,7 @@ class QuantizedMatrix:
     def from_quantized_scales(
         cls, codes: np.ndarray, scales: QuantizedScales, minimums: QuantizedScales | None = None, *, bits: int
     ) -> QuantizedMatrix:
-        """Make a matrix whose scales, and minimums if it has any, are themselves quantized."""
+        """Create a matrix whose scales, and minimums if it has any, are themselves quantized."""
         values = None if minimums is None else minimums.values
         return cls(codes, scales.values, values, bits, quantized_scales=scales, quantized_minimums=minimums)
 
@@ -81,7 +81,7 @@ class QuantizedMatrix:
 
     @property
     def block_size(self) -> int:
-        """The number `Q` of neighbouring inputs that share a scale."""
+        """The number `Q` of consecutive inputs that share a scale."""
         return self.codes.shape[2]
 
     @property

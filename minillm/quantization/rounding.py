@@ -1,4 +1,4 @@
-"""Quantize float weights: round each block of neighbouring inputs to integer codes."""
+"""Quantize float weights: round each block of consecutive inputs to integer codes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CHUNK = 65_536  # weights that `quantize` rounds at a time, so that its buffers 
 
 
 def quantize(matrix: np.ndarray, bits: int, block_size: int = 32) -> QuantizedMatrix:
-    """Quantize a float matrix to 8 or 4 bits per weight, one block of neighbouring inputs at a time.
+    """Quantize a float matrix to 8 or 4 bits per weight, one block of consecutive inputs at a time.
 
     `round_blocks` describes the rounding.
 

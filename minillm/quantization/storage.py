@@ -17,7 +17,7 @@ class StorageType:
     Attributes
     ----------
     name : the name in ggml
-    block_size : the number of neighbouring values in a block; 1 for floats
+    block_size : the number of consecutive values in a block; 1 for floats
     block : the bytes of a block, as a structured dtype
     unpack : converts blocks [O, I / block_size] to values
     bits : the width of a code in the resulting QuantizedMatrix, 4, 5, 6 or 8; 32 for floats

@@ -38,7 +38,7 @@ class TokenBytes:
     Attributes
     ----------
     to_bytes : converts a token in its vocabulary form to bytes
-    leading_spaces : the most spaces that decoding removes from the start of a text
+    leading_spaces : the maximum number of spaces that decoding removes from the start of a text
     """
 
     to_bytes: Callable[[str], bytes]
@@ -81,7 +81,7 @@ class ByteStream:
 
 
 class WindowStream:
-    """A decoder for tokenizers whose tokens decode differently next to each other (WordPiece, Metaspace, ...).
+    """A decoder for tokenizers in which a token's text depends on the tokens next to it (WordPiece, Metaspace, ...).
 
     A token is decoded together with the tokens emitted just before it, and the text of those is removed from the
     front. This is exact if a token affects only the decoding of its neighbours.

@@ -67,7 +67,7 @@ def _read_text(path: Path, max_bytes: int = MAX_FILE) -> str | None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, an empty one if the file does not exist."""
+    """Return the JSON object in a file, or an empty one if the file does not exist."""
     text = _read_text(path)
     return {} if text is None else _json_object(text, str(path))
 

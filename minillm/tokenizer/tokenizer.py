@@ -112,7 +112,7 @@ class Tokenizer:
 
     @property
     def kind(self) -> str:
-        """The algorithm, as readable text: "byte-level BPE", "SentencePiece BPE", "Unigram", ..."""
+        """The algorithm's name for display: "byte-level BPE", "SentencePiece BPE", "Unigram", ..."""
         kind = type(self._backend.model).__name__
         decoder = str(self._backend.decoder)
         if "ByteLevel" in decoder:
@@ -175,7 +175,8 @@ class Tokenizer:
     def token_text(self, token_id: int) -> str:
         """Return one token as readable text: `" hello"` for "Ġhello", `"<0xE2>"` for a partial character.
 
-        The text of an id without a token is like `"<no token 270>"`. Raises `TokenizerError` as `decode` does.
+        An id without a token gives text such as `"<no token 270>"`. Raises `TokenizerError` for the same ids as
+        `decode`.
         """
         token = self._token(token_id)
         if token is None:

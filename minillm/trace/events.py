@@ -24,7 +24,7 @@ class Arrival:
     Attributes
     ----------
     request_id : its name in all records.
-    time : when it was added, in seconds since the engine was made.
+    time : when it was added, in seconds since the engine was created.
     num_prompt_tokens : tokens of its prompt.
     prompt : its text, or None if the caller gave only token ids.
     params : the sampling parameters that differ from their defaults, by name.
@@ -115,7 +115,7 @@ class SampledToken:
 
 @dataclass(slots=True)
 class ScheduledChunk:
-    """The tokens by which a step advances one sequence. A snapshot: it keeps its values when the sequence advances.
+    """The part of one sequence that a step computes. This is a snapshot: it does not change when the sequence advances.
 
     Attributes
     ----------

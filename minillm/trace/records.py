@@ -1,7 +1,7 @@
 """Records: one step of the engine as plain data, enough for every view and measurement.
 
 Every record consists of numbers, strings and lists of them, so that it can be written as JSON and read back equal.
-Times are in seconds since the engine was made; the durations of stages are in milliseconds.
+Times are in seconds since the engine was created; the durations of stages are in milliseconds.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class RunFacts:
     Attributes
     ----------
     model : the model's name.
-    policy, admission : the scheduler's, such as "chunked" and "fcfs".
-    block_size, num_blocks : of the KV cache, in positions and in blocks.
+    policy, admission : the scheduler's options, such as "chunked" and "fcfs".
+    block_size, num_blocks : positions per block and number of blocks of the KV cache.
     max_batch_tokens, max_sequences : the limits of a step.
     watermark : share of the blocks that an admission leaves available.
     prefix_caching : whether computed blocks are looked up for new requests.
@@ -93,7 +93,7 @@ class PoolState:
     ----------
     references : [N], the number of block tables that list each block. A block with at least one reference is held.
     cached : blocks that no table lists but whose content a new prompt can still reuse, in the order of eviction.
-    evicted : blocks whose cached content the step gave up in order to hand them out again.
+    evicted : cached blocks that the step evicted in order to allocate them again.
     copies : blocks that the step copied before writing.
     """
 

@@ -24,7 +24,7 @@ def check_facts(facts: RunFacts, location: str) -> None:
     Raises
     ------
     TraceError
-        One is not; the message names it.
+        A number is out of range; the message names it.
     """
     if not facts.windows or any(window is not None and window < 1 for window in facts.windows):
         raise TraceError(
@@ -44,7 +44,7 @@ def check_step(record: StepRecord, previous: StepRecord | None, facts: RunFacts,
     Raises
     ------
     TraceError
-        It is not; the message describes the contradiction.
+        The step is inconsistent; the message describes the contradiction.
     """
     check = partial(_check, location)
     if previous:

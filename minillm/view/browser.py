@@ -49,8 +49,8 @@ def page(traces: Sequence[Trace], *, names: Sequence[str] | None = None, rooflin
     ----------
     traces : one or two traces.
     names : the title of each trace; None for its policy.
-    roofline : of the machine that ran them, from which the best time of each step is estimated; None for the best rates
-        that any step of the trace reached.
+    roofline : the roofline of the machine that ran them, which gives the shortest possible time of each step; None for
+        the best rates that any step of the trace reached.
 
     Raises
     ------

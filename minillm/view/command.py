@@ -29,7 +29,7 @@ def run(
     runs : one or two files written by `Trace.write`.
     output : the page's file; None for a file beside the first run.
     perfetto : a file for ui.perfetto.dev, in addition to the page; for a single run only.
-    roofline : of the machine; None for the best rates that the run itself reached.
+    roofline : the machine's roofline; None for the best rates that the run itself reached.
     open_page : whether to open the page in the browser.
 
     Raises

@@ -16,7 +16,7 @@ from minillm.view.timeline import Timeline
 class ConsoleView:
     """Show a run while it takes place. A context manager: on exit it restores the terminal and prints the last frame.
 
-    Use: `with ConsoleView(engine.facts) as view: engine.listeners.append(view.push)`, and step the engine.
+    Usage: `with ConsoleView(engine.facts) as view: engine.listeners.append(view.push)`, then step the engine.
 
     Parameters
     ----------

@@ -29,7 +29,7 @@ STEPS = 1  # thread id in the engine's process
 # Times are counted in eighths of a microsecond. The format stores decimal microseconds, and readers convert them to
 # integer nanoseconds in different ways. They all convert an eighth (125 ns) exactly, so rounding creates no overlaps.
 TICKS_PER_SECOND = 8_000_000
-MAX_TICKS = 2**53  # beyond this, JSON numbers skip integers; about 35 years
+MAX_TICKS = 2**53  # about 35 years; beyond this, JSON numbers skip integers
 COMPUTED = (State.PREFILL, State.RECOMPUTE, State.DECODE)
 
 
@@ -39,7 +39,7 @@ def write_perfetto(trace: Trace, path: str | os.PathLike[str]) -> None:
     Raises
     ------
     TraceError
-        As for `perfetto_events`; then no file is written.
+        `perfetto_events` raised it; no file is written.
     OSError
         The file cannot be written.
     """

@@ -56,7 +56,7 @@ class Track:
     name : the sequence's name in the records: the request's id, followed by the completion's number unless it is 0.
     letter : its one-letter label, for tiles and batches; letters repeat after 52 sequences.
     number : how many sequences arrived before it.
-    created_step : the step whose record mentions it first.
+    created_step : the first step whose record mentions the sequence.
     first_step, end_step : the first step that has a cell for it, and the step in which it ended; None until then.
     prompt : its prompt in printable characters; empty if the trace does not contain it.
     answer, num_new_characters : its answer so far in printable characters, and how many of them the newest step added.
@@ -85,7 +85,7 @@ class Track:
     cells: dict[int, Cell] = field(default_factory=dict, repr=False)
 
     def cell(self, step: int) -> Cell | None:
-        """Return its cell in a step; None before its first step and after its end."""
+        """Return the sequence's cell in a step; None before its first step and after its end."""
         if step in self.cells:
             return self.cells[step]
         is_alive = self.first_step <= step and (self.end_step is None or step < self.end_step)

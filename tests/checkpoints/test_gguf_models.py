@@ -207,7 +207,7 @@ CONTRADICTIONS = {
     ),
 }
 UNSUPPORTED = {
-    r"the architecture is 'mamba'; implemented are 'llama'": set_key("general.architecture", "mamba", TEXT),
+    r"the architecture is 'mamba'; implemented: 'llama'": set_key("general.architecture", "mamba", TEXT),
     r"'llama.expert_gating_func' is 2": set_key("llama.expert_gating_func", 2),
     r"'llama.attention.sliding_window' is 128": set_key("llama.attention.sliding_window", 128),
     r"'llama.attention.head_count' varies by layer": set_key("llama.attention.head_count", [4, 4], LIST),

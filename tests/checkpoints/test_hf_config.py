@@ -139,10 +139,10 @@ def test_head_dim_is_required_if_the_hidden_size_is_not_a_multiple_of_the_heads(
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("model_type", "mamba", r"model_type is 'mamba'; implemented are 'llama'"),
+        ("model_type", "mamba", r"model_type is 'mamba'; implemented: 'llama'"),
         ("hidden_act", "gelu", r"hidden_act is 'gelu'; only 'silu' is implemented"),
         ("quantization_config", {"bits": 4}, r"quantization_config is set"),
-        ("rope_scaling", {"type": "longrope", "factor": 2.0}, r"rope_type is 'longrope'; implemented are 'default'"),
+        ("rope_scaling", {"type": "longrope", "factor": 2.0}, r"rope_type is 'longrope'; implemented: 'default'"),
         ("rope_parameters", {"rope_type": "proportional"}, r"rope_type is 'proportional'"),
         ("rope_parameters", {"partial_rotary_factor": 0.5}, r"partial_rotary_factor is 0.5"),
         ("partial_rotary_factor", 0.25, r"partial_rotary_factor is 0.25"),

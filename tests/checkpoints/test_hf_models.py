@@ -92,7 +92,7 @@ def write_folder(path: Path, model_type: str) -> Path:
             "rope_parameters",
             {"rope_type": "default"},
             UnsupportedError,
-            r"has 'rope_type'; implemented are the sections 'full_attention' and 'sliding_attention'",
+            r"has 'rope_type'; the implemented sections are 'full_attention' and 'sliding_attention'",
         ),
         (
             "gemma3_text",
@@ -106,7 +106,7 @@ def write_folder(path: Path, model_type: str) -> Path:
             "rope_parameters",
             {"rope_type": "linear"},
             UnsupportedError,
-            r"implemented are 'default' and 'longrope'",
+            r"only 'default' and 'longrope' are implemented",
         ),
         (
             "phi3",

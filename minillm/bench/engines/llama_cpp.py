@@ -33,7 +33,7 @@ class LlamaCpp:
         self.memory: Any = None
 
     def load(self, path: str, threads: int) -> dict[str, Any]:
-        """Load the weights. Contexts are made later."""
+        """Load the weights. Contexts are created later."""
         self.threads = threads
         self.model = lib.llama_model_load_from_file(os.fsencode(path), lib.llama_model_default_params())
         if not self.model:

@@ -52,7 +52,7 @@ class Minillm:
     def serve(
         self, prompts: list[list[int]], answer_lengths: list[int], clients: int, **options: Any
     ) -> dict[str, Any]:
-        """Serve requests of `clients` clients, each of which waits for its answers; return `RunMetrics` as a dict."""
+        """Serve requests from `clients` clients, each of which waits for its answers; return `RunMetrics` as a dict."""
         # Imported here, because it imports the whole benchmark, and the start of this process is timed.
         from minillm.bench.serving import serve_clients
 

@@ -11,8 +11,8 @@ would not do, there are *kernels* in CUDA C++, which CuPy compiles at their firs
 
 The source of a kernel describes *one* of thousands of threads. Threads form *thread blocks*, not to be confused with
 the cache's blocks. The threads of a thread block can wait for each other and share a little fast memory. Groups of 32
-threads run in step, and they read memory fastest if they read 32 neighbouring numbers. So the rule of SIMD holds here
-as well: numbers that are used at once are stored side by side (lesson 6).
+threads run in step, and they read memory fastest if they read 32 consecutive numbers. So the rule of SIMD holds here as
+well: numbers that are used at once are stored side by side (lesson 6).
 
 For the same bits in every batch, each output is computed by one thread or one thread block, in an order that depends
 only on its own row or sequence. Sums over a row never use CuPy, and products never use cuBLAS, because those choose the
@@ -24,7 +24,7 @@ launch takes longer than the kernel. Prefill's products use neither shared memor
 head walks through all keys of a sequence, so a single long sequence leaves most of a GPU idle.
 
 **This backend has not yet run on a GPU.** Its kernels compile for one, and the tests run the same source on the CPU,
-thread by thread, against the reference. `examples/gpu_check.py` is the check that remains to be made.
+thread by thread, against the reference. `examples/gpu_check.py` is the check that remains to be run.
 """
 
 from minillm.ops.gpu.attention import attention, write_kv

@@ -1,4 +1,4 @@
-"""Norms on the GPU, with kernels in norms.cu; and the choice of experts, which runs on the CPU."""
+"""Norms on the GPU, with kernels in norms.cu; and expert routing, which runs on the CPU."""
 
 from __future__ import annotations
 

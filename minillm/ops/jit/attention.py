@@ -226,7 +226,7 @@ def _scaled_rows(queries, first, g, heads, rows, scale):
 
 @compiled_parallel
 def _score_parallel(q, scores, key_blocks, layer_in_block, g, table, start, begin, end):
-    """Apply `_score` with all threads, each to keys of its own."""
+    """Apply `_score` with all threads, each to different keys."""
     before = begin // LANES
     for part in prange(-(-end // LANES) - before):
         first = (before + np.int64(part)) * LANES
@@ -295,7 +295,7 @@ def _softmax_partial(scores, row, begin, end, lanes):
 
 @compiled_parallel
 def _weighted_values_parallel(sums, weights, bounds, value_blocks, layer_in_block, g, table, start, begin, end):
-    """Apply `_weighted_values` with all threads, each to lanes of its own."""
+    """Apply `_weighted_values` with all threads, each to different lanes."""
     for tile in prange(-(-sums.shape[1] // LANES)):
         left = np.int64(tile) * LANES
         _weighted_values(sums, left, weights, bounds, value_blocks, layer_in_block, g, table, start, begin, end)

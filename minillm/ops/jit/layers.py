@@ -6,7 +6,8 @@ receive dozens of arrays. The kernels are the same as in separate calls, so the 
 remains the definition, and runs when a probe is set or a debugger is attached.
 
 Differences between models are in the arguments: a norm that a model lacks has length zero, and a layer without a window
-has one that no text fills. One compiled function therefore serves many models. The others run operation by operation.
+gets one that is longer than any sequence. One compiled function therefore serves many models. The others run operation
+by operation.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def fuse(layers: Sequence[Any], config: Any) -> Callable | None:
     -----
     Queries, keys and values come from one product, and so do gate and up: larger pieces of work are easier to share
     among the threads. Files may store some matrices with more bits: if the values' matrix differs from the queries' and
-    keys', it gets a product of its own, and each projection may have two formats in different layers.
+    keys', it is multiplied in a separate product; and a projection may have one format in some layers and a second
+    format in the others.
 
     There is no compiled pass for matrices that differ in other ways; for models with layer norm, learned positions, an
     MLP without a gate, or experts; and with the compiler off, where the readable pass is as fast and can be debugged.
@@ -103,9 +105,9 @@ def _norms(layers: Sequence[Any], name: str) -> np.ndarray:
     return np.stack([NO_BIAS if norm is None else norm.weight for norm in norms])
 
 
-# One projection of all layers: the matrices of one format end to end, the matrices of another format (or the first
-# again), and for each layer the format (0 or 1), the first tile, the number of tiles and the number of outputs: int64
-# [L, 4].
+# One projection of all layers, as three items: the concatenated matrices of one format; those of a second format (or
+# the first item again, if all layers have the same format); and int64 [L, 4], which holds for each layer the format (0
+# or 1), the first tile, the number of tiles and the number of outputs.
 Stack = tuple[tuple, tuple, np.ndarray]
 
 

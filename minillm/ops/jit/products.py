@@ -1,9 +1,9 @@
 """Matrix products whose bits do not depend on the number of rows.
 
-Every output is one chain of fused multiply-adds over its inputs, in order: first within a block; then the block's scale
-and minimum take the result into the chain over blocks. The 64 outputs of a tile are 64 such chains side by side, one
-SIMD lane each, and threads process different tiles. No sum is ever split, so decode's kernel for a few rows and
-prefill's kernel for many give the same bits.
+Every output is one chain of fused multiply-adds over its inputs, in order. The products within a block are summed
+first; the block's scale and minimum are then applied to this sum, and the result is added to the chain over blocks. The
+64 outputs of a tile are 64 such chains side by side, one SIMD lane each, and threads process different tiles. No sum is
+ever split, so decode's kernel for a few rows and prefill's kernel for many give the same bits.
 """
 
 from __future__ import annotations

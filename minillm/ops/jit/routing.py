@@ -1,4 +1,4 @@
-"""The choice of experts: a few numbers per token, so a plain loop without threads."""
+"""Expert routing. It takes only a few numbers per token, so a plain loop without threads is enough."""
 
 from __future__ import annotations
 

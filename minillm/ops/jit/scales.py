@@ -30,7 +30,7 @@ def scale(values, shared, tile, block, group, lane):
 
 
 def minimum(values, shared, tile, block, group, lane):
-    """Return a block's minimum, as `scale` does its scale. This version runs with the compiler off."""
+    """Return a block's minimum; the counterpart of `scale`. This version runs with the compiler off."""
     return (_quantized_minimum if values.dtype == np.int8 else _plain)(values, shared, tile, block, group, lane)
 
 

@@ -86,7 +86,7 @@ def as_matrix(weights: np.ndarray | QuantizedMatrix) -> TiledMatrix:
     Raises
     ------
     ValueError
-        The blocks of a QuantizedMatrix are not multiples of eight inputs, or its codes exceed its number of bits.
+        The block size of a QuantizedMatrix is not a multiple of eight, or a code does not fit in `bits` bits.
     """
     if not isinstance(weights, QuantizedMatrix):
         none, nothing_shared = np.empty((0, 0, LANES), np.float32), np.empty((0, 0, 2, LANES), np.float32)

@@ -100,7 +100,7 @@ def _pack_words(codes, zero, bits, words):
 
 @compiled_parallel
 def _pack_groups(codes, zero, upper, words):
-    """Pack codes of 5 or 6 bits: the lower four bits of eight inputs per word, the `upper` one or two in the last word.
+    """Pack 5- or 6-bit codes: the lower four bits go into words of eight inputs, the `upper` bits into the last word.
 
     At the place of a code's upper bits, the other word has the lower bits of the neighbouring input. The bits written
     here cancel those, and also the changes made by upper bits that were written before: from the first of every second
@@ -166,7 +166,7 @@ def _eight_bits(codes, zero, tile, block, step, j, lane):
 
 
 def _with_upper_bits(upper, steps):
-    """Return the function that reads codes of 4 + `upper` bits, whose upper bits share one word per `steps` steps."""
+    """Return the function that reads codes of 4 + `upper` bits, with one word of upper bits per `steps` steps."""
     mask = np.uint32(2 ** (4 + upper) - 1)
 
     def read(codes, zero, tile, block, step, j, lane):

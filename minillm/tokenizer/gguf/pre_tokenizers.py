@@ -1,7 +1,7 @@
 """Pre-tokenizers: split text into pieces before BPE merges anything. A GGUF file names its pre-tokenizer.
 
 No token extends across a split, so the splits determine what a token can be: a word with the space before it, one
-digit or three, a run of symbols. To a model, text split differently than in training looks misspelled. Each
+digit or three, a run of symbols. Text that is split differently than in training looks misspelled to the model. Each
 pre-tokenizer is a pipeline, as published in the `tokenizer.json` of the model: regular expressions are applied in
 order, and each match within a piece from the previous step becomes a piece of its own.
 
@@ -20,7 +20,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits, Punctuation, Sequence, 
 CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 WORD_START = r"[^\r\n\p{L}\p{N}]?"  # a space, a bracket or a quotation mark, for example
 LINES, SPACES = r"\s*[\r\n]+", r"\s+(?!\S)|\s+"  # of several spaces, the last one belongs to the next word
-ONE, THREE = r"\p{N}", r"\p{N}{1,3}"  # the most digits in a piece
+ONE, THREE = r"\p{N}", r"\p{N}{1,3}"  # maximum number of digits in a piece
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The Jinja environment for chat templates: it grants no access to the outside, little time and little memory.
 
-Jinja's immutable sandbox already keeps a template away from Python's internals and from files. It does not limit
-*how much* a template computes: `'a' * 10**10`, five nested loops, a string doubled forty times. Three rules add this:
+Jinja's immutable sandbox already denies templates access to Python's internals and to files. It does not limit *how
+much* a template computes: `'a' * 10**10`, five nested loops, a string doubled forty times. Three rules add this:
 
 1. Features that no chat template needs are rejected: tags that load or inherit, powers, `varargs`, numbers beyond 64
    bits.
@@ -34,7 +34,7 @@ from minillm.tokenizer.sandbox.syntax_tree import BudgetedSyntaxTree, Generation
 
 MAX_NUMBER = 100_000  # largest integer argument of string methods and of filters that pad: widths, precisions
 
-# The built-in filters that a template may use. Excluded are filters that can make large results from small inputs
+# The built-in filters that a template may use. The list omits filters that can make large results from small inputs
 # (center, batch, groupby, ...) and filters that no chat template needs (random, urlize, xmlattr, ...).
 ALLOWED_FILTERS = (
     *("abs", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float", "int"),

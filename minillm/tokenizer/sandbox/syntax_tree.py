@@ -17,7 +17,7 @@ from jinja2.visitor import NodeTransformer
 MAX_NODES = 10_000  # nodes of a template's syntax tree; compiling takes 40 µs and 10 kB per node
 MAX_INTEGER = 2**64
 
-# Tags that a template may use. Excluded are tags that read other templates, and `block` and `call`.
+# Tags that a template may use. Tags that read other templates are excluded, as are `block` and `call`.
 TAGS = (
     *(nodes.Output, nodes.If, nodes.For, nodes.Break, nodes.Continue, nodes.Macro, nodes.Assign, nodes.AssignBlock),
     *(nodes.FilterBlock, nodes.With, nodes.Scope, nodes.ExprStmt),

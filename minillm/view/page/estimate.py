@@ -14,8 +14,8 @@ def estimates(trace: Trace, roofline: Roofline | None) -> dict[str, Any]:
 
     Parameters
     ----------
-    roofline : of the machine; None for the best rates that any step of this run reached. The estimate then shows how
-        far each step stayed below the best of its own run.
+    roofline : the machine's roofline; None for the best rates that any step of this run reached. The estimate then
+        shows how far each step stayed below the best of its own run.
 
     Returns
     -------

@@ -15,8 +15,8 @@ MAX_INTEGER = 2**53 - 1  # the largest integer up to which JavaScript's numbers 
 class Interner:
     """Tables of everything that a trace repeats. Each method returns the index of its argument in one table.
 
-    All texts are made printable. Two names that look the same afterwards still have different indices; two equal texts
-    share one.
+    All texts are converted to printable characters. Two names that then look the same still have different indices; two
+    equal texts share one index.
     """
 
     def __init__(self) -> None:
