@@ -24,7 +24,7 @@ from minillm import LLM, catalog, cli
 from minillm.model.probe import difference
 
 # Names that the probe of `Transformer.forward` gives to one layer's results, in the order they are computed. The empty
-# name is the layer's output.
+# name stands for the layer's output.
 LAYER_RESULTS = [
     "attention_norm",
     "attention.q",

@@ -95,7 +95,7 @@ def walk(parts: EngineParts, stop: bool = False, show: Show = show_nothing) -> S
     """Do what `Engine.step` does. With `stop`, stop after each stage; `show` receives the stage's results."""
     llm, kv_cache, scheduler, recorder = parts.llm, parts.kv_cache, parts.scheduler, parts.recorder
 
-    # Decide which sequence advances by how many tokens, in integers only. Sequences get the blocks they need here.
+    # Decide which sequences advance, and by how many tokens. Sequences get the blocks they need here.
     recorder.begin()
     plan = scheduler.schedule()
     recorder.scheduled(plan, scheduler)

@@ -42,7 +42,10 @@ def attention_weights(llm: LLM, token_ids: list[int]) -> np.ndarray:
 def choose_head(
     weights: np.ndarray, token_ids: list[int], layer: int | None = None, head: int | None = None
 ) -> tuple[int, int, str]:
-    """Return the layer and head to draw, and the reason. Those that are None are chosen by the clearest pattern."""
+    """Return the layer and head to draw, and the reason for the choice.
+
+    If `layer` or `head` is None, choose the one with the clearest pattern.
+    """
     num_layers, num_heads = weights.shape[:2]
     for name, value, count in ("layer", layer, num_layers), ("head", head, num_heads):
         if value is not None and not 0 <= value < count:

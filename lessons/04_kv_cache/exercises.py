@@ -38,7 +38,7 @@ def attention(
 
     queries is [T, H, K]. key_blocks and value_blocks are the cache, as in `write_kv`. positions is [T].
     query_starts is [S + 1]: sequence s owns tokens query_starts[s] up to, not including, query_starts[s + 1].
-    block_tables is [S, most blocks]: row s lists the blocks of positions 0 to B - 1, B to 2B - 1, and so on, of
+    block_tables is [S, maximum blocks]: row s lists the blocks of positions 0 to B - 1, B to 2B - 1, and so on, of
     sequence s. Unused entries at the end of a row are -1. The part of a sequence's last block after its last token has
     no meaning.
 

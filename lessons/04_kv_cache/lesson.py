@@ -31,8 +31,8 @@ except ImportError:
 #
 # In lesson 2, a token saw earlier tokens only through their keys and values, in every layer. So when a text grows, the
 # question is what happens to the keys and values that already exist. We compute a text alone, and again as the
-# beginning of a longer one. A `KVCache` stores the keys of all layers, here in one unbroken block of memory. A `Chunk`
-# holds tokens and their position in the text:
+# beginning of a longer one. A `KVCache` stores the keys of all layers, here in one contiguous block of memory. A
+# `Chunk` holds tokens and their position in the text:
 
 
 # %%
@@ -114,7 +114,7 @@ print(textwrap.fill(llm.tokenizer.decode(kept_ids), 100))
 #
 # Equal bits are a promise of minillm's kernels, not of arithmetic. Sums of floating-point numbers depend on their
 # order, and a matrix library chooses one order for 1 row and another for 40. In most engines the scores are therefore
-# only close. Lesson 6 shows how minillm gets them equal.
+# only close. Lesson 6 shows how minillm makes them equal.
 #
 # ## The hundredth token
 #
@@ -367,8 +367,8 @@ for label, order in orders.items():
     print(f"{label}: {common} tokens in common; computed {counted}")
 
 # %% [markdown]
-# The same words in another order cost a fraction. The cache finds whole blocks only, of 16 tokens here, and they may
-# have been computed for *any* earlier request. Lesson 8 explains how they are found.
+# The same words in a different order cost a fraction as much. The cache finds whole blocks only, of 16 tokens here, and
+# they may have been computed for *any* earlier request. Lesson 8 explains how they are found.
 #
 # ## What production systems do differently
 #

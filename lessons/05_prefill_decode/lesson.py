@@ -226,8 +226,8 @@ for name, (peak, bandwidth) in accelerators.items():
 # ## A prediction
 #
 # If decode waits for bytes, its speed can be predicted without running it: divide the bandwidth by the bytes to read.
-# The bytes are the weights, and the keys and values of all tokens so far. minillm uses another layout of the weights in
-# memory than in the file, with about as many bytes; lesson 6 shows it.
+# The bytes are the weights, and the keys and values of all tokens so far. minillm lays the weights out differently in
+# memory than in the file, in about as many bytes; lesson 6 shows this.
 
 # %% tags=["timing"]
 print(f"weights in memory: {weight_bytes / 1e6:.0f} MB")

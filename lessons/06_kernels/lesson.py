@@ -148,7 +148,8 @@ print(*(changed(lambda rows: rows @ W.T, T) for T in (2, 4, 16, 64)))
 #     reordered:  lane 0 sums k = 0, 16, 32, ...    lane 1 sums k = 1, 17, 33, ...    ...    of output o
 #     here:       lane 0 sums all k, in order,      lane 1 sums all k, in order,      ...    of outputs o, o + 1, ...
 #
-# A SIMD load reads neighbours. When the matrix is loaded, minillm makes one input's weights for 64 outputs adjacent:
+# A SIMD load reads adjacent numbers. When the matrix is loaded, minillm makes one input's weights for 64 outputs
+# adjacent:
 #
 # {{ source: minillm.ops.jit.tiles.tile_rows }}
 
@@ -219,7 +220,7 @@ for name, integer in (("four inputs per iteration", np.int64), ("unsigned indice
 #
 # ## A quarter of the bytes
 #
-# Store 8-bit integers, and one float32 scale per block of 32 neighbours. This is
+# Store 8-bit integers, and one float32 scale per block of 32 consecutive weights. This is
 # [GGUF's](https://github.com/ggml-org/ggml/blob/master/docs/gguf.md) type `Q8_0`, except for its 16-bit scales.
 # Rounding takes a few lines:
 #

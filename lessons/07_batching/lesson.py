@@ -41,9 +41,9 @@ except ImportError:
 #
 # {{ source: minillm.engine.Engine.step }}
 #
-# The scheduler handles requests and has no model; the transformer handles a batch and has no requests. A plan connects
-# them: it lists which sequences advance by how many tokens each. The batch contains the plan's tokens, laid end to end.
-# Here is a step that computes one prompt while two other requests decode. We stop it after the batch:
+# The scheduler handles requests and uses no model; the transformer handles a batch and no requests. A plan connects
+# them: it lists the sequences that advance, each with a number of tokens. The batch contains the plan's tokens, laid
+# end to end. Here is a step that computes one prompt while two other requests decode. We stop it after the batch:
 
 # %%
 from minillm.model.batch import Batch

@@ -31,7 +31,7 @@ def allocate(self: BlockAllocator, tables: Sequence[BlockTable], num_tokens: int
 
     Returns
     -------
-    The blocks that were cached and have been evicted for this, in the order of eviction.
+    The cached blocks that were evicted to make room, in the order of eviction.
     """
     raise NotImplementedError("your turn")
 
@@ -53,6 +53,6 @@ def copy_on_write(self: BlockAllocator, table: BlockTable, index: int) -> tuple[
     Returns
     -------
     source : the shared block, whose content the caller will copy.
-    evicted : the blocks that were cached and have been evicted for the new one.
+    evicted : the cached blocks that were evicted to make room.
     """
     raise NotImplementedError("your turn")

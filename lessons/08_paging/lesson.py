@@ -160,16 +160,16 @@ if plt:
     figure.legend(frameon=False, ncols=4, loc="outside lower center")
 
 # %% [markdown]
-# Tokens fill 97 % of the memory instead of 29 %, and 40 requests run at once instead of 12. The unused rest is the end
-# of each sequence's last block, half a block on average, and a reserve of 1 %. The last column is the price of
-# reserving nothing: sometimes memory *is* full, and a sequence must free its blocks and restart (lesson 9).
+# Tokens fill 97 % of the memory instead of 29 %, and 40 requests run at once instead of 12. The remaining 3 % are the
+# unused end of each sequence's last block, half a block on average, and a reserve of 1 %. The last column is the price
+# of reserving nothing: sometimes memory *is* full, and a sequence must free its blocks and restart (lesson 9).
 #
 # Why not use blocks of one token? They waste nothing, but all work per block (the lookup in attention, the reference
 # count) would be done per token. Most systems use 16 to 64.
 #
 # ## Watch the pool
 #
-# Now with the model: three requests in a pool of 16 blocks of 4 positions. Letters mark each request's blocks.
+# Now we run the model on three requests, in a pool of 16 blocks of 4 positions. Letters mark each request's blocks.
 
 # %%
 
@@ -341,9 +341,9 @@ for order, values in rates.items():
     print(f"{order:22}", *(f"{value:6.0%}" for value in values))
 
 # %% [markdown]
-# If a user's next turn comes at once, a pool for one conversation finds all that can be found. If the turns of 47 other
-# users come in between, the pool must hold all their histories. A smaller pool mostly holds conversations that are
-# evicted before the next turn. An index alone is not enough: *where* and *when* a request runs matters, too.
+# If a user's next turn comes immediately, a pool for one conversation finds all that can be found. If the turns of 47
+# other users come in between, the pool must hold all their histories. A smaller pool mostly holds conversations that
+# are evicted before the next turn. An index alone is not enough: *where* and *when* a request runs matters, too.
 #
 # ## Sliding windows
 #
@@ -386,7 +386,8 @@ print("same tokens and bits:", answers_of(traces["5 of 6"]) == answers_of(traces
 # - **Page tables in hardware.** [vAttention](https://arxiv.org/abs/2405.04437) keeps a sequence contiguous in *virtual*
 #   memory and uses the GPU's own page tables, so attention kernels need no block tables.
 # - **More memory.** Evicted blocks move to host memory, a disk, or another machine
-#   ([Mooncake](https://arxiv.org/abs/2407.00079), lesson 13). A router sends requests to where their prefix is.
+#   ([Mooncake](https://arxiv.org/abs/2407.00079), lesson 13). A router sends each request to a machine that has its
+#   prefix in the cache.
 # - **Isolation.** A cache hit is measurably faster: [Gu et al. 2025](https://arxiv.org/abs/2502.07776) found seven
 #   providers whose customers shared one cache, so that one could learn what another had asked. In vLLM, requests with
 #   different [salts](https://docs.vllm.ai/en/latest/design/prefix_caching/) share no blocks.

@@ -85,8 +85,8 @@ for name, trace in (("continuous", whole), ("chunked, 64", split)):
 print("same tokens and bits:", answers_of(whole) == answers_of(split))
 
 # %% [markdown]
-# In the first run, one step of 512 tokens gives no reader a token. In the second run, nine steps take longer than
-# usual, but each of them gives every reader a token. What does a reader notice?
+# In the first run, no reader receives a token during one step of 512 tokens. In the second run, nine steps take longer
+# than usual, but every reader receives a token in each of them. What does a reader notice?
 
 # %% tags=["timing"]
 print("ms               between a reader's tokens: median   longest long prompt's first token         all done")
@@ -257,9 +257,9 @@ print("same tokens and bits:", answers_of(ample) == answers_of(scarce) == answer
 # %% [markdown]
 # With 40 % of the memory that the requests would use, the run takes twice the steps and gives the same answers to the
 # last bit. (This is not automatic: tokens computed one by one in decodes are recomputed in one prefill, in another
-# batch. An engine whose kernels then add in another order would continue with another text.) With the prefix index of
-# lesson 8, the blocks of a preempted sequence can be found until they are overwritten. Here this saves almost nothing:
-# the sequence was preempted *because* memory was full.
+# batch. An engine whose kernels then add in a different order would continue with a different text.) With the prefix
+# index of lesson 8, the blocks of a preempted sequence can be found until they are overwritten. Here this saves almost
+# nothing: the sequence was preempted *because* memory was full.
 #
 # Why the sequence admitted last? The oldest has the most computed tokens to lose. Also, the *first* sequence is then
 # never preempted. It always finishes, and then the next one is the first. So every request finishes: this is the whole
@@ -274,7 +274,7 @@ print("same tokens and bits:", answers_of(ample) == answers_of(scarce) == answer
 
 # %%
 def replay(requests, *, num_blocks=2000, **options):
-    """Serve (arrival step, prompt length, answer length, priority); return steps to each first token, and totals."""
+    """Serve (arrival step, prompt length, answer length, priority); return steps to first tokens, and totals."""
     options = {"max_batch_tokens": 256, "max_sequences": 64, "prefix_caching": False} | options
     scheduler = Scheduler(BlockAllocator(num_blocks, 16), **options)
     step, waits, totals = 0, {}, {"steps": 0, "tokens": 0, "preempted": 0, "recomputed": 0}

@@ -42,8 +42,8 @@ def first_difference(
     Raises
     ------
     ValueError
-        The two passes have different names, the same names in another order, or arrays of different shapes under the
-        same name.
+        The two passes have different names, the same names in a different order, or arrays of different shapes under
+        the same name.
     """
     raise NotImplementedError("your turn")
 

@@ -40,8 +40,8 @@ except ImportError:
 # between two stages sees the complete state.
 #
 # [examples/debug_decode.py](../../examples/debug_decode.py) writes out the same five stages, with a line marked STOP
-# after each. It runs two requests up to a step in which one decodes and the other, longer one has a chunk of its prompt
-# computed. The session below is real; the script you are reading types the commands.
+# after each. It runs two requests up to a step that decodes one and computes a chunk of the other's longer prompt. The
+# session below is real; the script you are reading types the commands.
 
 # %%
 ROOT = Path(minillm.__file__).parents[1]
@@ -186,10 +186,10 @@ texts = [llm.tokenizer.token_text(token_id) for token_id in ids]
 Console().print(HeatMap(texts, weights[f"layers.{layer}.attention.weights"][:, head], f"layer {layer}, head {head}"))
 
 # %% [markdown]
-# The pattern is visible at once. Until the text repeats, this head attends to the first token, which it uses when there
-# is nothing to find. From the second `␣w` on, each token attends to the token that followed it in the first sentence.
-# [examples/inspect_attention.py](../../examples/inspect_attention.py) prints this for any prompt and head; `--html`
-# writes a page.
+# The pattern is immediately visible. Until the text repeats, this head attends to the first token, which it uses when
+# there is nothing to find. From the second `␣w` on, each token attends to the token that followed it in the first
+# sentence. [examples/inspect_attention.py](../../examples/inspect_attention.py) prints this for any prompt and head;
+# `--html` writes a page.
 #
 # ## Five bugs
 #
@@ -297,12 +297,12 @@ for bug, seen in broken.items():
 
 # %% [markdown]
 # Each name leads to the faulty line. If the queries differ but the norm before them does not, the bug is in the product
-# or in the rotation. Twice the name is `gathered`, while the scores and weights, which the probe computes separately,
-# are equal. So the queries and keys are right, and the bug is in `attention` itself.
+# or in the rotation. In two cases the name is `gathered`, while the scores and weights, which the probe computes
+# separately, are equal. So the queries and keys are right, and the bug is in `attention` itself.
 #
 # That was easy, because we had a correct twin to compare with, to the last bit. Usually there is none, and the
-# comparison is with another implementation, which adds in another order. Then no array is equal, and we must decide how
-# large a difference to ignore. We use our compiled backend as the other implementation.
+# comparison is with another implementation, which adds in a different order. Then no array is equal, and we must decide
+# how large a difference to ignore. We use our compiled backend as the other implementation.
 
 # %% tags=["timing"]
 other = llm.probe(prompt)  # the compiled backend, the same file
