@@ -39,6 +39,6 @@ def decode_work(config: ModelConfig, weight_bytes: int, kv_bytes_per_token: int,
     """Return the work of a step that adds one token to each sequence; sequence s has `contexts[s]` tokens before it.
 
     Each new token passes through layers and head, and reads itself and all earlier tokens of its sequence. All
-    sequences share one reading of the weights. Keys and values, including those of the new tokens, are not shared.
+    sequences share one reading of the weights. Each sequence has its own keys and values, also for its new token.
     """
     raise NotImplementedError("your turn")
