@@ -266,7 +266,7 @@ def trace(options: argparse.Namespace) -> None:
 
 
 def info(options: argparse.Namespace) -> None:
-    """Describe a model: its sizes, the types of its tensors, and how many sequences fit into memory beside it."""
+    """Describe a model: its sizes, its tensors' types, and how many sequences fit into the remaining memory."""
     from minillm.info import run  # imported here, so that the other commands start faster
 
     run(options.model, memory_gigabytes=options.memory)

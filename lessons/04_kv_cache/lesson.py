@@ -299,7 +299,7 @@ for name, (layers, heads, kv_heads, head_dim) in models.items():
 # %% [markdown]
 # (Sizes from [Brown et al. 2020](https://arxiv.org/abs/2005.14165), table 2.1; [Touvron et al.
 # 2023](https://arxiv.org/abs/2307.09288); [Llama 3, 2024](https://arxiv.org/abs/2407.21783), table 3.) A single text of
-# 8,192 tokens would have taken 39 GB beside GPT-3's weights. Llama 3.1 70B has a little less than half as many
+# 8,192 tokens would have taken 39 GB in addition to GPT-3's weights. Llama 3.1 70B has a little less than half as many
 # parameters, and its cache takes a fourteenth of that. The size of the cache per token is one of the few properties of
 # serving that are decided before training.
 

@@ -38,7 +38,7 @@ def prefill_work(config: ModelConfig, weight_bytes: int, kv_bytes_per_token: int
 def decode_work(config: ModelConfig, weight_bytes: int, kv_bytes_per_token: int, contexts: Sequence[int]) -> Work:
     """Return the work of a step that adds one token to each sequence; sequence s has `contexts[s]` tokens before it.
 
-    Each new token passes through layers and head, and reads itself and all earlier tokens of its sequence. All
-    sequences share one reading of the weights. Each sequence has its own keys and values, also for its new token.
+    Each new token passes through layers and head, and reads itself and all earlier tokens of its sequence. The weights
+    are read once for all sequences. Each sequence has its own keys and values, also for its new token.
     """
     raise NotImplementedError("your turn")

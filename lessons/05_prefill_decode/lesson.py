@@ -107,10 +107,11 @@ for name, size in formats.items():
 #
 # {{ source: minillm.trace.roofline.Roofline.attainable }}
 #
-# Over intensity, this is a slope and a flat roof. The corner between them, the *ridge point*, is at the ratio above.
-# The line is a measurement and not a law of nature. A point can be above it if other programs were using the machine
-# when the line was measured, or if the BLAS has no code for the processor's widest vectors. (On the machine of this
-# page it had none; lesson 6 shows what that costs.) How close do we get? First a single product, of 134 MB of float32:
+# Plotted over intensity, this is a slope and a flat roof. The corner between them, the *ridge point*, is at the ratio
+# above. The line is a measurement and not a law of nature. A point can be above it if other programs were using the
+# machine when the line was measured, or if the BLAS has no code for the processor's widest vectors. (On the machine of
+# this page it had none; lesson 6 shows what that costs.) How close do we get? First a single product, of 134 MB of
+# float32:
 
 
 # %% tags=["timing"]

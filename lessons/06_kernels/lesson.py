@@ -215,8 +215,8 @@ for name, integer in (("four inputs per iteration", np.int64), ("unsigned indice
 # %% [markdown]
 # The first version gains nothing. In Python, and therefore in Numba, `x[-1]` is the last element, so the compiled code
 # tests every index that could be negative. It also tests whether the totals overlap the arrays they are computed from.
-# These tests are expensive beside an iteration of only a few vectors. Unsigned indices remove the first kind of test
-# and shorten the second. The gain matters more when there are fewer bytes to read.
+# These tests are expensive compared with an iteration of only a few vectors. Unsigned indices remove the first kind of
+# test and shorten the second. The gain matters more when there are fewer bytes to read.
 #
 # ## A quarter of the bytes
 #

@@ -327,9 +327,9 @@ if plt:
 
 # %% [markdown]
 # With equal lengths, all policies use every place, as they should. With many short answers and a few long ones,
-# *static* leaves two places of three empty, and larger batches make it worse. We can compute how much: the longest of
-# `n` geometric lengths is on average 1 + 1/2 + ... + 1/n times their mean. So `n` divided by that sum is the number of
-# tokens per step.
+# *static* leaves two out of three places empty, and larger batches make it worse. We can compute how much: the longest
+# of `n` geometric lengths is on average 1 + 1/2 + ... + 1/n times their mean. So `n` divided by that sum is the number
+# of tokens per step.
 
 # %%
 print("max_sequences   static, predicted   measured")

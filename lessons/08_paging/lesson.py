@@ -108,8 +108,8 @@ print(head, *(row(*item) for item in results.items()), sep="\n")
 # %% [markdown]
 # The first line is how models were served for years. Its 29 % is within the 20 to 38 % that [Kwon et al.
 # 2023](https://arxiv.org/abs/2309.06180) measured in the systems of their time. Most of the memory is reserved for
-# lengths that few requests reach. But the third line is the important one: even an oracle that reserves no position too
-# many leaves a quarter unused. Part of that waits for future tokens, and part is *holes* between regions, each too
+# lengths that few requests reach. But the third line is the important one: even an oracle that reserves exactly what is
+# needed leaves a quarter unused. Part of that waits for future tokens, and part is *holes* between regions, each too
 # small for the next request. This is *fragmentation*, and knowing the lengths does not prevent it.
 #
 # ## Blocks

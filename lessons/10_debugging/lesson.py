@@ -193,8 +193,8 @@ Console().print(HeatMap(texts, weights[f"layers.{layer}.attention.weights"][:, h
 #
 # ## Five bugs
 #
-# Now we break something. In *one* of the thirty layers of the NumPy backend, we make one operation wrong, with mistakes
-# that programmers really make:
+# Now we break something. In *one* of the thirty layers of the NumPy backend, we break one operation, with mistakes that
+# programmers really make:
 
 # %%
 import copy

@@ -74,7 +74,7 @@ class RowResult:
 
     @property
     def typical_run(self) -> RunMetrics | None:
-        """The run of the median duration, so that its figures belong together; None if nothing was measured."""
+        """The run with the median duration; all its figures are from one run. None if nothing was measured."""
         runs = sorted(self.runs, key=lambda run: run.seconds)
         return runs[len(runs) // 2] if runs else None
 
@@ -105,7 +105,7 @@ def run_benchmark(
     RequestError
         A setting is out of range.
     BenchmarkError
-        The machine or minillm itself could not be measured. A peer that fails is only left out.
+        The machine or minillm itself could not be measured. A peer that fails is left out.
     """
     rounds = 1 if settings.quick else check_integer("rounds", settings.rounds, 1)
     cores = usable_cores()
@@ -252,7 +252,7 @@ def _replay(figures: Iterator[dict[str, float]], group: str) -> float:
 
 
 def measure_exactness(row: Row, engines: Sequence[EngineHandle], checkpoint: Checkpoint) -> RowResult:
-    """Measure each engine's difference from transformers in float32, if that is among the engines."""
+    """Measure each engine's difference from transformers in float32, if transformers is among the engines."""
     oracle = next((engine for engine in engines if engine.name == FLOAT32.name), None)
     if oracle is None:
         return RowResult(row, skipped=f"needs {FLOAT32.name} (--peers)")

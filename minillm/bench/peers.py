@@ -26,7 +26,7 @@ class EngineSpec:
 
     Attributes
     ----------
-    name : in the table
+    name : the engine's name in the table
     file : the file that the worker runs
     package : the packages to install
     options : further arguments of the engine's `load`
@@ -109,7 +109,7 @@ def find_engine(spec: EngineSpec, pythons: Sequence[str], model: Path, threads: 
     Raises
     ------
     BenchmarkError
-        None of them has it, or it cannot load the model.
+        No interpreter has the engine, or the engine cannot load the model.
     """
     if spec.gguf_only and model.is_dir():
         raise BenchmarkError("reads only .gguf files, but the model is a folder")

@@ -26,7 +26,7 @@ PANEL = (6.5, 4.4)  # inches
 
 
 def check_can_plot() -> None:
-    """Raise RequestError if matplotlib is not installed. This is checked before minutes of measuring."""
+    """Raise RequestError if matplotlib is not installed. Called before the measurements, which take minutes."""
     if importlib.util.find_spec("matplotlib") is None:
         raise RequestError('--plot needs matplotlib; run: pip install "minillm[plot]"')
 

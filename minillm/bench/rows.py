@@ -102,7 +102,7 @@ class Row:
 
 
 def choose_rows(wanted: Sequence[str]) -> list[Row]:
-    """Return the rows of these names, each once.
+    """Return the rows of these names, without duplicates.
 
     A name is a group with its default sizes ("prefill") or with one size ("prefill-100"). Rows about serving are
     returned for every policy, unless the name has one ("serve-4-chunked").

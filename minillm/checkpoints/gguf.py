@@ -249,7 +249,7 @@ def _read_tensor_entry(cursor: Cursor, index: int) -> tuple[str, tuple[int, ...]
         raise cursor.damaged(f"has {num_axes:,} axes, expected 1 to {MAX_AXES}")
     shape = tuple(cursor.unsigned64() for _ in range(num_axes))[::-1]
     if 0 in shape:
-        raise cursor.damaged(f"has shape {list(shape)}, expected no zero")
+        raise cursor.damaged(f"has shape {list(shape)}, expected no axis of size 0")
     number = cursor.unsigned32()
     kind = TENSOR_TYPES.get(number, f"type {number}, which is unknown")
     if kind not in STORAGE_TYPES:

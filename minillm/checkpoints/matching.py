@@ -87,7 +87,7 @@ def match_tensors(
     CheckpointError
         A tensor is missing or has the wrong shape.
     UnsupportedError
-        The file has tensors that the model does not use. It then describes a different model, with different answers.
+        The file has tensors that the model does not use.
     """
     shapes = config.tensor_shapes()
     names_in: dict[str, list[str]] = {}  # name in the file -> the model's tensors that are concatenated in it

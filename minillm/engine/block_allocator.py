@@ -1,4 +1,4 @@
-"""BlockAllocator: which blocks of the KV cache are free, shared or cached. It uses only integers.
+"""BlockAllocator: which blocks of the KV cache are free, shared or cached. Integers only.
 
 Several block tables can list the same block if their sequences share a prefix. The allocator therefore counts the
 tables that list each block. A block is always in one of three states:

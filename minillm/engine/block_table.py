@@ -1,4 +1,4 @@
-"""BlockTable: which blocks of the KV cache hold one sequence's keys and values. It uses only integers.
+"""BlockTable: which blocks of the KV cache hold one sequence's keys and values. Integers only.
 
 The KV cache hands out memory in blocks of `block_size` positions (Kwon et al. 2023, PagedAttention). A block table
 lists a sequence's blocks in the order of its positions, so the blocks themselves can be anywhere in the pool:
@@ -10,7 +10,7 @@ lists a sequence's blocks in the order of its positions, so the blocks themselve
 In a model with sliding windows, some layers read only the last `window` positions and others read all of them (in
 Gemma 3 270M, three of 18). The layers therefore form *KV-cache groups*: the layers of a group have the same window and
 share a block table. A sequence has one table per group, all of the same length. A group with a window frees each block
-as soon as no later query can read it; its table keeps its length and holds FREED in that place:
+as soon as no later query can read it; its table keeps its length, with FREED in place of the block:
 
     group 0, window 8     [FREED, 4, 6, 9]             13 positions so far
     group 1, no window    [2, 5, 8, 1]

@@ -308,7 +308,7 @@ class Engine:
         Raises
         ------
         RequestError
-            There is no unfinished request of this id.
+            There is no unfinished request with this id.
         BusyError
             Another call is under way.
         """
@@ -319,7 +319,7 @@ class Engine:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether any request waits or runs."""
+        """Whether any request is waiting or running."""
         return self.scheduler.has_unfinished
 
     def reset_prefix_cache(self) -> None:
@@ -328,7 +328,7 @@ class Engine:
             self.scheduler.blocks.reset_prefix_cache()
 
     def clock(self) -> float:
-        """Return the seconds since the engine was created."""
+        """Return the time since the engine was created, in seconds."""
         return perf_counter() - self._made
 
     @property

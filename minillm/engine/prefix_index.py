@@ -41,7 +41,7 @@ class Node:
 
     @property
     def is_empty(self) -> bool:
-        """Whether all of its blocks have been evicted."""
+        """Whether all blocks of the node have been evicted."""
         return all(block is None for block in self.blocks)
 
     def __repr__(self) -> str:

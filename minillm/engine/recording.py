@@ -54,7 +54,7 @@ class StepRecorder:
         self._stage_end = now
 
     def scheduled(self, plan: StepPlan, scheduler: Scheduler) -> None:
-        """Record the plan, and the state of queue and block pool during the forward pass."""
+        """Record the plan, and the state of the queue and the block pool during the forward pass."""
         waiting, blocks = scheduler.waiting, scheduler.blocks
         self.record = StepRecord(
             step=self._num_steps,

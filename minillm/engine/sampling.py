@@ -1,4 +1,4 @@
-"""Sampling: choose one token from the model's scores, as the request's parameters demand.
+"""Sampling: choose one token from the model's scores, as the request's parameters specify.
 
 The model gives every token of the vocabulary a score (a *logit*). Sampling turns the scores into probabilities, removes
 the tokens that are too unlikely, and draws one of the rest. Each stage is a function of its own, applied in this order:
@@ -39,7 +39,7 @@ class SamplingParams:
     min_p : drop tokens less likely than this share of the most likely one's probability (Nguyen et al. 2024).
     repetition_penalty : above 1 makes tokens of the prompt and the answer less likely (Keskar et al. 2019).
     seed : the same seed gives the same tokens, whatever else is running; None draws a new seed for the request.
-    stop : strings that end the answer. They are not part of it.
+    stop : strings that end the answer and are not included in it.
     stop_token_ids : token ids that end the answer, in addition to the model's own end tokens.
     ignore_eos : continue past the model's end tokens, up to `max_tokens`.
     logprobs : also return the natural log of each chosen token's probability under the model itself.

@@ -120,7 +120,7 @@ class Scheduler:
 
         Parameters
         ----------
-        plan : the plan that `schedule` returned. Its `finished` is filled in.
+        plan : the plan that `schedule` returned. `commit` fills in its `finished`.
         sampled : for each chunk, `num_samples` tokens, one per completion; None for a token that could not be sampled.
         """
         for chunk, tokens in zip(plan.chunks, sampled, strict=True):
@@ -201,7 +201,7 @@ class Scheduler:
         Raises
         ------
         RequestError
-            There is no unfinished request of this id.
+            There is no unfinished request with this id.
         """
         if not isinstance(request_id, str) or request_id not in self._requests:
             raise RequestError(f"there is no unfinished request {request_id!r}: it has finished, or was never added")
@@ -214,17 +214,17 @@ class Scheduler:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether any request waits or runs."""
+        """Whether any request is waiting or running."""
         return bool(self._requests)
 
     def is_unfinished(self, request_id: str) -> bool:
-        """Return whether this request waits or runs."""
+        """Return whether this request is waiting or running."""
         return request_id in self._requests
 
     # --- filling a step -----------------------------------------------------------------------------------------
 
     def _decode(self, plan: StepPlan) -> None:
-        """Advance each decoding sequence by one token, as far as budget and blocks allow."""
+        """Advance each decoding sequence by one token, as far as the budget and the pool allow."""
         index = 0  # not a `for` loop: preemption removes sequences from the end of `running`
         while index < len(self.running) and plan.num_tokens < self.max_batch_tokens:
             sequence = self.running[index]
@@ -242,7 +242,7 @@ class Scheduler:
             index += 1
 
     def _admit(self, plan: StepPlan) -> None:
-        """Admit waiting sequences while `max_sequences`, blocks and budget allow, and schedule their first chunks.
+        """Admit waiting sequences while `max_sequences`, the pool and the budget allow; schedule their first chunks.
 
         A static batch is closed after this step, so it also admits sequences whose first chunk exceeds the budget.
         """
@@ -334,7 +334,7 @@ class Scheduler:
     # --- after a step -------------------------------------------------------------------------------------------
 
     def _publish(self, sequence: Sequence) -> None:
-        """Offer the blocks that have become full of computed tokens to the prefix index."""
+        """Publish the blocks that are now full of computed tokens in the prefix index."""
         if not self.prefix_caching:
             return
         size = self.blocks.block_size

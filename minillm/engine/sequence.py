@@ -1,4 +1,4 @@
-"""Sequence: the state of one completion of a request. It uses only integers."""
+"""Sequence: the state of one completion of a request. Integers only."""
 
 from __future__ import annotations
 

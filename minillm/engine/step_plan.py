@@ -1,4 +1,4 @@
-"""StepPlan: what one step will do. The scheduler makes the plan, from integers only; the engine carries it out."""
+"""StepPlan: what one step will do. The scheduler makes the plan; the engine carries it out."""
 
 from __future__ import annotations
 

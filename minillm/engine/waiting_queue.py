@@ -1,4 +1,4 @@
-"""WaitingQueue: waiting sequences in the order of admission. It uses only integers.
+"""WaitingQueue: waiting sequences in the order of admission. Integers only.
 
 The queue is a heap. The next sequence is found in constant time; a push or a pop takes time logarithmic in the queue's
 length, so a long queue slows down neither steps nor arrivals noticeably.
@@ -66,7 +66,7 @@ class WaitingQueue:
             heapq.heapify(self._heap)
 
     def first(self, number: int) -> list[Sequence]:
-        """Return the next `number` sequences, or all if there are fewer. The time does not depend on the others."""
+        """Return the next `number` sequences, or all if there are fewer, in time independent of the queue."""
         found: list[Sequence] = []
         frontier = [(self._heap[0], 0)] if self._heap else []  # in a heap, the two children of an entry come after it
         while frontier and len(found) < number:

@@ -96,7 +96,7 @@ def _group(part: str, tensors: list[StoredTensor]) -> TensorGroup:
 
 
 def stored_in_memory(tensor: StoredTensor) -> StoredInMemory:
-    """Return type and size of a tensor in the compiled backend's memory, judged by its first rows."""
+    """Return the type and size of a tensor in the compiled backend's memory, judged by its first rows."""
     if len(tensor.shape) == 1:
         return StoredInMemory("float32", 32, 4 * tensor.shape[0])
     ops = backend("numba")

@@ -14,7 +14,7 @@ from minillm.model.kv_cache import CacheShape
 from minillm.trace.roofline import kv_bytes_per_token
 
 MEMINFO = Path("/proc/meminfo")
-CONTROL_GROUP = Path("/sys/fs/cgroup")  # version 2; has the limit of a container
+CONTROL_GROUP = Path("/sys/fs/cgroup")  # version 2; holds the memory limit of a container
 FIRST_CONTEXT, FACTOR = 1024, 4  # contexts in the table: the shortest, and the factor from one to the next
 
 

@@ -77,7 +77,7 @@ def _model_table(checkpoint: Checkpoint, *, plain: bool) -> Table:
 
 
 def model_facts(checkpoint: Checkpoint) -> Iterable[tuple[str, str]]:
-    """Yield name and text of each fact."""
+    """Yield the name and the text of each fact."""
     c = checkpoint.config
     stored = sum(tensor.data.nbytes for tensor in checkpoint.tensors.values())
     parameters = count_parameters(checkpoint)

@@ -26,7 +26,7 @@ NO_BLOCK = -1  # in a block table: a freed block, or padding after a shorter tab
 
 
 class ChunkLike(Protocol):
-    """The part of one sequence that a step computes. A scheduler's chunk has these fields, and so has `Chunk`."""
+    """The part of one sequence that a step computes. A scheduler's chunk has these fields, as does `Chunk`."""
 
     @property
     def token_ids(self) -> SequenceOf[int]:

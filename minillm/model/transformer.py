@@ -91,7 +91,7 @@ class Transformer:
         ------
         ValueError
             A token id is not in the vocabulary; a position is beyond the learned ones; the cache was
-            made for another model; or the batch has the wrong number of block tables.
+            made for a different model; or the batch has the wrong number of block tables.
         """
         self._check(batch, kv_cache)
         probe = probe if probe is no_probe else with_copies(probe, self.ops.to_numpy)
@@ -208,7 +208,7 @@ class Transformer:
             self.window_frequencies = self.ops.as_vector(rope_frequencies(rotary_dim, config.window_rope_theta))
 
     def _angles(self, batch: Batch) -> Angles:
-        """Compute the cosines and sines by which the step's queries and keys are rotated."""
+        """Compute the cosines and sines for rotating the step's queries and keys."""
         angles: Angles = {None: self.ops.rotary_angles(batch.positions, self.frequencies, self.attention_factor)}
         if self.window_frequencies is not None:
             own = self.ops.rotary_angles(batch.positions, self.window_frequencies, 1.0)
@@ -249,7 +249,7 @@ class Transformer:
         if config.learned_positions and batch.positions.max() >= config.context_length:
             raise ValueError(f"{batch} goes beyond the {config.context_length} positions that the model has learned")
         if kv_cache.shape != self.cache_shape:
-            raise ValueError(f"{kv_cache!r} was made for another model than {self!r}")
+            raise ValueError(f"{kv_cache!r} was made for a different model, not for {self!r}")
         if len(batch.slots) != kv_cache.num_groups:
             raise ValueError(
                 f"{batch} has block tables for {len(batch.slots)} KV-cache groups, but the cache has "

@@ -83,7 +83,7 @@ class Layer:
 
 
 def parts_per_token(layer: Layer, experts_per_token: int) -> Iterator[Linear | Norm]:
-    """Yield the weights that one token uses. Of a mixture's experts, it uses any `experts_per_token`."""
+    """Yield the weights that one token uses, with `experts_per_token` arbitrary experts of a mixture."""
     mlp = layer.mlp
     mlps = mlp.experts[:experts_per_token] if isinstance(mlp, MixtureOfExperts) else ()
     for owner in (layer, mlp, *mlps):

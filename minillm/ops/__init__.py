@@ -58,6 +58,6 @@ def backend(name: str) -> ModuleType:
     if name == "cupy":
         from minillm.ops import gpu
 
-        gpu.array_library()  # fails here if it is going to fail, and not while a model is being loaded
+        gpu.array_library()  # raises its errors here rather than while a model is being loaded
         return gpu
     raise ValueError(f"backend {name!r} is unknown; it can be {', '.join(BACKENDS)}")

@@ -257,7 +257,7 @@ def attention_scores(
     window: int | None = None,
     soft_cap: float | None = None,
 ) -> Array:
-    """Compute the scores of which `attention` takes the softmax, for inspection: `attention` need not store them.
+    """Compute the scores to which `attention` applies softmax, for inspection: `attention` need not store them.
 
     The parameters are the same as for `attention`.
 
@@ -375,7 +375,7 @@ def fuse(layers: Sequence[Any], config: Any) -> None:
 
 
 def set_num_threads(threads: int | None) -> None:
-    """Accept None only: NumPy's BLAS decides on its own threads.
+    """Accept only None: NumPy's BLAS chooses its own number of threads.
 
     Raises
     ------

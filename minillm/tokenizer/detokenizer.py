@@ -116,11 +116,11 @@ class WindowStream:
 
 
 def token_bytes(decoder: tokenizers.decoders.Decoder | None) -> TokenBytes | None:
-    """Return the mapping from tokens to bytes for a decoder of the `tokenizers` library, None if there is none.
+    """Return the mapping from tokens to bytes for a decoder of the `tokenizers` library, or None if there is none.
 
-    Supported are GPT-2's byte-level alphabet (Radford et al. 2019) and SentencePiece with byte fallback (Kudo and
-    Richardson 2018, arXiv:1808.06226) as the library describes it: replacements, ByteFallback, Fuse, and optionally
-    a Strip of leading spaces.
+    This supports GPT-2's byte-level alphabet (Radford et al. 2019) and SentencePiece with byte fallback (Kudo and
+    Richardson 2018, arXiv:1808.06226) as the library describes it: replacements, ByteFallback, Fuse, and optionally a
+    Strip of leading spaces.
     """
     if decoder is None:
         return None

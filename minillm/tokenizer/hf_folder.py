@@ -53,7 +53,7 @@ def read_folder(path: Path) -> FolderTokenizer:
 
 
 def _read_text(path: Path, max_bytes: int = MAX_FILE) -> str | None:
-    """Return a file's text, None if it does not exist. Pipes and devices are rejected: they may never end."""
+    """Return a file's text, or None if it does not exist. Pipes and devices are rejected: they may never end."""
     try:
         if not path.exists():
             return None

@@ -222,7 +222,7 @@ class Tokenizer:
         return None if token is None else backend.token_to_id(token)
 
     def _token(self, token_id: int) -> str | None:
-        """Return the vocabulary form of a token, None for an id without a token."""
+        """Return the vocabulary form of a token, or None for an id without a token."""
         is_integer = hasattr(token_id, "__index__")
         if not is_integer or (number := operator.index(token_id)) < 0:
             raise TokenizerError(

@@ -141,7 +141,7 @@ class ScheduledChunk:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens by which the chunk advances its sequence."""
+        """Number of tokens in the chunk."""
         return len(self.token_ids)
 
     @property

@@ -1,4 +1,4 @@
-"""Glyphs and colours of the views. Everything differs in its glyph as well as in its colour.
+"""Glyphs and colours of the views. Everything that differs in colour also differs in its glyph.
 
 Colours with different meanings are distinguishable with colour blindness. States use the palette of Okabe and Ito
 (2008, Color Universal Design). Owners of blocks use the "light" scheme of Tol (2021, SRON/EPS/TN/09-002), which is made

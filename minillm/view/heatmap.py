@@ -63,7 +63,7 @@ class HeatMap:
         return printable(self.texts[position]).replace(" ", space)
 
     def strongest(self, position: int) -> int:
-        """Return the position that a token attends to most; the first of several."""
+        """Return the position that a token attends to most; the first one if there is a tie."""
         row = self.weights[position]
         return max(range(position + 1), key=lambda other: (row[other], -other))
 

@@ -64,7 +64,7 @@ class Track:
     num_computed : the highest number of its positions that have been computed at one time.
     num_recomputed : tokens that were computed again.
     finish_reason : why it ended, or None.
-    cells : cells by step. Steps in which it only waited have none.
+    cells : cells by step. Steps in which the sequence only waited have none.
     """
 
     name: str

@@ -321,7 +321,7 @@ def test_a_cache_of_another_model_is_refused(models):
     ours, others = models[1].transformer, [models[0], models[6], models[8]]
     for other in others:
         cache = KVCache.contiguous(other.transformer.config, 4)
-        with pytest.raises(ValueError, match="was made for another model than Transformer"):
+        with pytest.raises(ValueError, match="was made for a different model, not for Transformer"):
             ours.forward(Batch.from_chunks([Chunk([1], 0, cache.full_tables())], 4, cache.num_groups), cache)
     cache = KVCache(models[3].transformer.config, 4)
     with pytest.raises(ValueError, match=r"cache for \(3,\), but the model's are \(None,\)"):

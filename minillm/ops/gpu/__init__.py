@@ -1,7 +1,7 @@
 """The operations on an NVIDIA GPU, through CuPy: `backend="cupy"`.
 
 CuPy offers NumPy's functions on arrays in GPU memory, so most of this backend is `reference`, unchanged. Where that
-would not do, there are *kernels* in CUDA C++, which CuPy compiles at their first call:
+is not enough, there are *kernels* in CUDA C++, which CuPy compiles at their first call:
 
     packing.py                    weights in words of 32 bits, as the kernels read them
     products.py, products.cu      matrix products and embedding; weights stay quantized on the GPU

@@ -63,7 +63,7 @@ def to_numpy(array: Array) -> np.ndarray:
 
 
 def set_num_threads(threads: int | None) -> None:
-    """Accept None only: the number of a GPU's threads cannot be chosen.
+    """Accept only None: the number of a GPU's threads cannot be chosen.
 
     Raises
     ------

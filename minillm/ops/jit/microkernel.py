@@ -19,7 +19,7 @@ from minillm.ops.jit.float16 import widen
 
 ROWS = 4  # rows that use each number of a tile; their sums of 64 lanes fill half of AVX-512's registers
 
-# Indices are unsigned. For signed ones, Numba tests for negative values, and that costs as much as the work itself.
+# Indices are unsigned. For signed indices, Numba tests for negative values, which costs as much as the work itself.
 U0, U1, U2, U3 = map(np.uint64, range(4))
 
 
@@ -27,7 +27,7 @@ U0, U1, U2, U3 = map(np.uint64, range(4))
 def aligned(rows, lanes):
     """Return an uninitialized float32 array [rows, lanes] that starts at a multiple of 64 bytes.
 
-    That is a cache line on nearly all processors; on others the array only works more slowly.
+    That is a cache line on nearly all processors; on others the kernels are slower but still correct.
     """
     memory = np.empty(rows * lanes + 16, np.float32)
     skip = -(memory.ctypes.data // 4) % 16

@@ -139,8 +139,8 @@ def _by_blocks(values: np.ndarray) -> np.ndarray:
 def as_matrices(weights: Iterable[np.ndarray | QuantizedMatrix]) -> list[TiledMatrix]:
     """Apply `as_matrix` to several matrices. All of the same format, block size and inputs share one array, in order.
 
-    Neighbours can then be used as one matrix (`joined`). The system also gives a long array large memory pages: decode,
-    which reads every weight once, was 14 % faster than with one array per matrix.
+    Adjacent matrices can then be used as one matrix (`joined`). The system also gives a long array large memory pages:
+    decode, which reads every weight once, was 14 % faster than with one array per matrix.
     """
     matrices = [as_matrix(matrix) for matrix in weights]
     indices: dict[tuple[object, ...], list[int]] = {}
@@ -167,7 +167,7 @@ def _end_to_end(matrices: Sequence[TiledMatrix]) -> list[TiledMatrix]:
 
 
 def joined(matrices: Sequence[TiledMatrix]) -> TiledMatrix | None:
-    """Return neighbouring matrices of `as_matrices` as one matrix, or None if they are not neighbours.
+    """Return adjacent matrices of `as_matrices` as one matrix, or None if they are not adjacent.
 
     Its outputs are the outputs of the first matrix, padded to whole tiles, then the outputs of the second, and so on.
     """

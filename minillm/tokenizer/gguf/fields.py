@@ -34,7 +34,7 @@ class GGUFTokenizerFields:
         return TokenizerError(f"{self.source}: metadata {field!r} {problem}")
 
     def get(self, field: str, kind: type, default: Any = None) -> Any:
-        """Return a field of exactly the type `kind` (a bool is not an int), `default` if it is absent."""
+        """Return a field of exactly the type `kind` (a bool is not an int), or `default` if it is absent."""
         value = self.metadata.get(field, default)
         if value is not default and type(value) is not kind:
             raise self.error(field, f"is {value!r:.60} ({type(value).__name__}), expected {kind.__name__}")
@@ -84,7 +84,7 @@ class GGUFTokenizerFields:
         return [token for token, kind in zip(self.vocabulary, self.token_types, strict=True) if kind in kinds]
 
     def token_id(self, role: str) -> int | None:
-        """Return the id of the token with a role such as `"bos"`, None if there is none."""
+        """Return the id of the token with a role such as `"bos"`, or None if there is none."""
         field, size = f"tokenizer.ggml.{role}_token_id", len(self.vocabulary)
         token_id = self.get(field, int)
         if token_id is not None and not 0 <= token_id < size:

@@ -1,4 +1,4 @@
-"""The budget of a rendering: units of work and seconds of computing."""
+"""The budget for a rendering: units of work and seconds of CPU time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_DEPTH = 100  # levels of nested containers
 
 
 class Budget:
-    """The units of work and the seconds of its thread's computing time that a rendering may still spend."""
+    """The units of work and the seconds of its thread's CPU time that a rendering may still spend."""
 
     def __init__(self, units: int):
         self.units = self.left = units

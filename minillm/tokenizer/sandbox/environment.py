@@ -57,7 +57,7 @@ DATE_LAYOUT = re.compile(r"(?:[^%]|%-?[a-zA-Z%]){0,100}", re.DOTALL)
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """The environment that templates are written for, the one of the transformers library, with a budget."""
+    """The environment of the transformers library, for which templates are written, with a budget."""
 
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%"})
 

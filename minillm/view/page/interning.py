@@ -68,7 +68,7 @@ class Interner:
 
 
 def page_value(value: Any) -> Any:
-    """Return a JSON value with printable texts. Numbers that JavaScript cannot represent exactly become texts."""
+    """Return a JSON value with printable texts. Numbers that JavaScript cannot represent exactly become strings."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):
