@@ -132,7 +132,7 @@ def _tokenizer(tokenizer: Tokenizer | None) -> str:
         return "none: token ids only"
     ends = " ".join(tokenizer.token_text(token_id) for token_id in tokenizer.eos_token_ids) or "nothing"
     template = "a chat template" if tokenizer.chat_template is not None else "no chat template"
-    return f"{tokenizer.kind}, {tokenizer.vocab_size:,} tokens; end of text: {ends}; {template}"
+    return f"{tokenizer.algorithm}, {tokenizer.vocab_size:,} tokens; end of text: {ends}; {template}"
 
 
 # --- the tensors

@@ -1,4 +1,4 @@
-"""Errors of the `tokenizers` library as `TokenizerError`."""
+"""Converts the exceptions of the `tokenizers` library to `TokenizerError`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from minillm.errors import TokenizerError
 
 @contextmanager
 def backend_errors(source: str) -> Iterator[None]:
-    """Convert the errors of the `tokenizers` library to `TokenizerError`. `source` names the data.
+    """Convert any exception of the `tokenizers` library to a `TokenizerError` that names `source`.
 
-    The library raises a plain `Exception` for bad data. If its Rust code panics, it raises a `PanicException`, which
-    does not derive from `Exception`, so `except Exception` would not catch it.
+    The library raises a plain `Exception` for bad data. A panic of its Rust code raises `PanicException`, which is not
+    a subclass of `Exception`, so `except Exception` would not catch it.
     """
     try:
         yield
-    except BaseException as problem:
-        if type(problem).__module__ == "pyo3_runtime" or type(problem) in (Exception, TypeError, ValueError):
-            raise TokenizerError(f"{source}: the tokenizers library rejects the data: {problem}") from problem
+    except BaseException as error:
+        if type(error).__module__ == "pyo3_runtime" or type(error) in (Exception, TypeError, ValueError):
+            raise TokenizerError(f"{source}: the tokenizers library rejects the data: {error}") from error
         raise

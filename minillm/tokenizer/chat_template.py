@@ -1,6 +1,6 @@
-"""Chat templates: small Jinja programs that turn a conversation into the text format a model was trained on.
+"""Chat templates: Jinja programs that turn a conversation into the text format that a model was trained on.
 
-A template comes from a model file and is untrusted code, so it runs in `minillm.tokenizer.sandbox`.
+A template comes with a model file, so it is untrusted code. It runs in the sandbox of `minillm.tokenizer.sandbox`.
 """
 
 from __future__ import annotations
@@ -12,68 +12,77 @@ from typing import Any
 import jinja2
 
 from minillm.errors import ChatTemplateError, RequestError
-from minillm.tokenizer.sandbox import Budget, Sandbox, deep_size
+from minillm.tokenizer.sandbox import Budget, BudgetedEnvironment, deep_size
 
-MAX_SOURCE = 100_000  # characters of a template's source; published templates have fewer than 30,000
-MAX_QUOTED = 1_000  # characters that an error quotes from a template
-BASE_UNITS = 1_000_000  # units (mostly characters created) that any rendering may spend
-UNITS_PER_CHARACTER = 50  # additional units per character of input
+MAX_TEMPLATE_LENGTH = 100_000  # characters; published templates have fewer than 30,000
+MAX_REASON_LENGTH = 1_000  # characters of a reason in an error message; a template chooses the text of its own errors
+# The budget of a rendering in units of work, which are mostly characters produced.
+BASE_UNITS = 1_000_000
+UNITS_PER_CHARACTER = 50  # added for each character of the variables
 
 
 class ChatTemplate:
-    """A template, compiled once and rendered for many conversations.
+    """A template that is compiled once and rendered for many conversations.
 
-    `source` is the Jinja text. Raises `ChatTemplateError` if it does not compile.
+    Parameters
+    ----------
+    template : the Jinja program
+
+    Raises
+    ------
+    ChatTemplateError
+        The template is not text, is too long, or does not compile.
     """
 
-    def __init__(self, source: str):
-        if not isinstance(source, str):
-            raise ChatTemplateError(f"chat template: expected text, got {type(source).__name__}")
-        if len(source) > MAX_SOURCE:
+    def __init__(self, template: str):
+        if not isinstance(template, str):
+            raise ChatTemplateError(f"chat template: expected text, got {type(template).__name__}")
+        if len(template) > MAX_TEMPLATE_LENGTH:
             raise ChatTemplateError(
-                f"chat template: {len(source):,} characters of source, expected at most {MAX_SOURCE:,}"
+                f"chat template: expected at most {MAX_TEMPLATE_LENGTH:,} characters, got {len(template):,}"
             )
-        self.source = source
+        self.template = template
         try:
-            self._code = Sandbox(Budget(BASE_UNITS)).compile(source)
-        except Exception as problem:
-            raise _template_error(problem) from problem
+            self._code = BudgetedEnvironment(Budget(BASE_UNITS)).compile(template)
+        except Exception as error:
+            raise _template_error(error) from error
 
     def __repr__(self) -> str:
-        return f"ChatTemplate({self.source[:60]!r}{'...' if len(self.source) > 60 else ''})"
+        return f"ChatTemplate({self.template[:60]!r}{'...' if len(self.template) > 60 else ''})"
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
     ) -> str:
-        """Render a conversation as text.
+        """Return the conversation as text.
 
         Parameters
         ----------
-        messages : dicts with at least `role` and `content`, both text, oldest first
-        add_generation_prompt : whether to end with the text that opens the assistant's turn, so that the model answers
+        messages : dicts with at least `role` and `content`, both text; the oldest message comes first
+        add_generation_prompt : append the start of the assistant's turn, so that the model generates a reply
         variables : other variables that the template may use, such as `bos_token` or `tools`
 
         Raises
         ------
         RequestError
-            The messages are malformed.
+            `messages` is empty or malformed.
         ChatTemplateError
-            The template fails, rejects the messages (`raise_exception`), or is stopped by the sandbox.
+            The template fails, rejects the conversation with `raise_exception`, or is stopped by the sandbox.
         """
         check_messages(messages)
-        context = {
-            "tools": None,  # templates written for transformers test `if tools is not none`
+        variables = {
+            "tools": None,  # templates written for transformers test `tools is not none`
             "documents": None,
             **variables,
             "messages": list(messages),
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            environment = Sandbox(Budget(BASE_UNITS + UNITS_PER_CHARACTER * deep_size(context, limit=10**8)))
+            units = BASE_UNITS + UNITS_PER_CHARACTER * deep_size(variables, limit=10**8)
+            environment = BudgetedEnvironment(Budget(units))
             template = jinja2.Template.from_code(environment, self._code, dict(environment.globals))
-            return template.render(context)
-        except Exception as problem:
-            raise _template_error(problem) from problem
+            return template.render(variables)
+        except Exception as error:
+            raise _template_error(error) from error
 
 
 def check_messages(messages: object) -> None:
@@ -91,14 +100,14 @@ def check_messages(messages: object) -> None:
                 raise RequestError(f"messages[{index}][{field!r}]: expected text, got {found}")
 
 
-def _template_error(problem: Exception) -> ChatTemplateError:
-    """Return a `ChatTemplateError` for `problem` that names the line of the template."""
-    line = getattr(problem, "lineno", None) if isinstance(problem, jinja2.TemplateSyntaxError) else None
-    for frame in traceback.extract_tb(problem.__traceback__):
+def _template_error(error: Exception) -> ChatTemplateError:
+    """Return a `ChatTemplateError` that names the template's line and the reason."""
+    line = getattr(error, "lineno", None) if isinstance(error, jinja2.TemplateSyntaxError) else None
+    for frame in traceback.extract_tb(error.__traceback__):
         if frame.filename == "<template>":  # Jinja rewrites its frames to the lines of the template
             line = frame.lineno
     location = f"chat template, line {line}" if line else "chat template"
-    reason = str(problem)[:MAX_QUOTED] or type(problem).__name__
-    if not isinstance(problem, jinja2.TemplateError):
-        reason = f"{type(problem).__name__}: {reason}"
+    reason = str(error)[:MAX_REASON_LENGTH] or type(error).__name__
+    if not isinstance(error, jinja2.TemplateError):
+        reason = f"{type(error).__name__}: {reason}"
     return ChatTemplateError(f"{location}: {reason}")

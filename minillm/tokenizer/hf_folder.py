@@ -1,4 +1,4 @@
-"""Read a tokenizer from a folder in Hugging Face layout."""
+"""Reads the tokenizer files of a model folder in Hugging Face layout, and checks them."""
 
 from __future__ import annotations
 
@@ -14,46 +14,58 @@ from minillm.errors import TokenizerError
 from minillm.tokenizer.backend_errors import backend_errors
 from minillm.tokenizer.sandbox import check_expansion
 
-MAX_TOKENIZER_FILE = 60_000_000  # bytes of tokenizer.json; the largest vocabularies need half of this
-MAX_FILE = 10_000_000  # bytes of any other file
-SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
+MAX_TOKENIZER_BYTES = 60_000_000  # size of tokenizer.json; the largest vocabularies take half of it
+MAX_FILE_BYTES = 10_000_000  # size of any other file
+ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 @dataclass(frozen=True)
-class FolderTokenizer:
-    """The contents of a folder that make up a tokenizer. The fields are those of `Tokenizer`."""
+class HFTokenizerFiles:
+    """The contents of a folder's tokenizer files.
 
+    Attributes
+    ----------
+    source : path of `tokenizer.json`, for error messages
+    backend : the tokenizer of the `tokenizers` library
+    special_tokens : the token in each role, such as `{"eos_token": "<|im_end|>"}`
+    eos_token_ids : ids that end a turn
+    chat_template : the Jinja program, or None if there is none
+    """
+
+    source: str
     backend: tokenizers.Tokenizer
     special_tokens: dict[str, str]
     eos_token_ids: list[int]
     chat_template: str | None
-    source: str
 
 
-def read_folder(path: Path) -> FolderTokenizer:
-    """Read the tokenizer's files in a folder; `Tokenizer.from_folder` lists them. Raises `TokenizerError`."""
-    path = Path(path)
+def read_folder(path: Path) -> HFTokenizerFiles:
+    """Read the tokenizer of a folder. `Tokenizer.from_folder` lists the files.
+
+    Raises
+    ------
+    TokenizerError
+        `tokenizer.json` is missing, or a file is damaged or too large.
+    """
     tokenizer_path, config_path = path / "tokenizer.json", path / "tokenizer_config.json"
-    text = _read_text(tokenizer_path, MAX_TOKENIZER_FILE)
+    source = str(tokenizer_path)
+    text = _read_text(tokenizer_path, MAX_TOKENIZER_BYTES)
     if text is None:
-        raise TokenizerError(f"{tokenizer_path}: no such file; a model folder needs its tokenizer in this format")
-    check_expansion(_json_object(text, str(tokenizer_path)), str(tokenizer_path))
-    config = _read_json(config_path)
-    tokens_by_role = _read_json(path / "special_tokens_map.json") | config
-    with backend_errors(str(tokenizer_path)):
+        raise TokenizerError(f"{source}: no such file; a model folder must contain its tokenizer in this format")
+    check_expansion(_parse_object(text, source), source)
+    config = _read_object(config_path)
+    roles = _read_object(path / "special_tokens_map.json") | config
+    with backend_errors(source):
         backend = tokenizers.Tokenizer.from_str(text)
         _add_missing_tokens(backend, config.get("added_tokens_decoder"), str(config_path))
-    return FolderTokenizer(
-        backend,
-        special_tokens=_special_tokens(tokens_by_role, str(config_path)),
-        eos_token_ids=_eos_token_ids(path),
-        chat_template=_read_text(path / "chat_template.jinja") or _config_template(config, str(config_path)),
-        source=str(tokenizer_path),
+    chat_template = _read_text(path / "chat_template.jinja") or _config_template(config, str(config_path))
+    return HFTokenizerFiles(
+        source, backend, _special_tokens(roles, str(config_path)), _eos_token_ids(path), chat_template
     )
 
 
-def _read_text(path: Path, max_bytes: int = MAX_FILE) -> str | None:
-    """Return a file's text, or None if it does not exist. Pipes and devices are rejected: they may never end."""
+def _read_text(path: Path, max_bytes: int = MAX_FILE_BYTES) -> str | None:
+    """Return a file's text, or None if the file does not exist. Reject pipes and devices, which may never end."""
     try:
         if not path.exists():
             return None
@@ -62,50 +74,50 @@ def _read_text(path: Path, max_bytes: int = MAX_FILE) -> str | None:
         if (size := path.stat().st_size) > max_bytes:
             raise TokenizerError(f"{path}: {size:,} bytes, expected at most {max_bytes:,}")
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as problem:
-        raise TokenizerError(f"{path}: cannot be read as UTF-8 text: {problem}") from problem
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerError(f"{path}: cannot be read as UTF-8 text: {error}") from error
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file, or an empty one if the file does not exist."""
     text = _read_text(path)
-    return {} if text is None else _json_object(text, str(path))
+    return {} if text is None else _parse_object(text, str(path))
 
 
-def _json_object(text: str, source: str) -> dict[str, Any]:
+def _parse_object(text: str, source: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except (ValueError, RecursionError) as problem:
-        raise TokenizerError(f"{source}: is not valid JSON: {problem}") from problem
+    except (ValueError, RecursionError) as error:
+        raise TokenizerError(f"{source}: is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise TokenizerError(f"{source}: holds a JSON {type(value).__name__}, expected an object")
     return value
 
 
-def _special_tokens(tokens_by_role: dict[str, Any], source: str) -> dict[str, str]:
-    """Return the token for each role. In the file, a token is text or an object with a `content`."""
+def _special_tokens(roles: dict[str, Any], source: str) -> dict[str, str]:
+    """Return the token in each of `ROLES`. A file stores a token as text or as an object with a `content`."""
     tokens = {}
-    for role in SPECIAL_ROLES:
-        value = tokens_by_role.get(role)
+    for role in ROLES:
+        value = roles.get(role)
         content = value.get("content") if isinstance(value, dict) else value
-        if value is not None and not isinstance(content, str):
-            raise TokenizerError(f"{source}: {role!r} is {value!r:.60}, expected the text of a token")
-        if content is not None:
+        if isinstance(content, str):
             tokens[role] = content
+        elif value is not None:
+            raise TokenizerError(f"{source}: {role!r} is {value!r:.60}, expected the text of a token")
     return tokens
 
 
 def _add_missing_tokens(backend: tokenizers.Tokenizer, added: Any, source: str) -> None:
-    """Add the tokens that `tokenizer_config.json` lists (id -> token) but `tokenizer.json` does not have."""
-    present = {token.content for token in backend.get_added_tokens_decoder().values()}
-    for key, token in sorted(_added_tokens(added, source).items()):
-        if token.content in present:
+    """Add the tokens that `tokenizer_config.json` lists (id -> token) and `tokenizer.json` lacks."""
+    existing = {token.content for token in backend.get_added_tokens_decoder().values()}
+    for token_id, token in sorted(_added_tokens(added, source).items()):
+        if token.content in existing:
             continue
         backend.add_tokens([token])
-        if backend.token_to_id(token.content) != key:
+        if (assigned_id := backend.token_to_id(token.content)) != token_id:
             raise TokenizerError(
-                f"{source}: 'added_tokens_decoder' gives {token.content!r:.60} the id {key}, but with tokenizer.json "
-                f"its id is {backend.token_to_id(token.content)}"
+                f"{source}: 'added_tokens_decoder' gives {token.content!r:.60} the id {token_id}; expected "
+                f"{assigned_id}, its id after the tokens of tokenizer.json"
             )
 
 
@@ -116,29 +128,31 @@ def _added_tokens(added: Any, source: str) -> dict[int, AddedToken]:
             int(key): AddedToken(token["content"], **{flag: token[flag] for flag in flags if flag in token})
             for key, token in (added or {}).items()
         }
-    except (AttributeError, KeyError, TypeError, ValueError) as problem:
-        raise TokenizerError(f"{source}: 'added_tokens_decoder' is not a table of tokens: {problem!r}") from problem
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise TokenizerError(
+            f"{source}: 'added_tokens_decoder' is damaged, expected an object of tokens by id: {error!r}"
+        ) from error
 
 
-def _eos_token_ids(path: Path) -> list[int]:
-    """Return the ids that end a turn, from `generation_config.json` or else from `config.json`."""
-    for file in (path / "generation_config.json", path / "config.json"):
-        value = _read_json(file).get("eos_token_id")
+def _eos_token_ids(folder: Path) -> list[int]:
+    """Return the ids that end a turn, from `generation_config.json` or else `config.json`."""
+    for path in (folder / "generation_config.json", folder / "config.json"):
+        value = _read_object(path).get("eos_token_id")
         if value is None:
             continue
         ids = value if isinstance(value, list) else [value]
         if not all(type(token_id) is int and token_id >= 0 for token_id in ids):
-            raise TokenizerError(f"{file}: 'eos_token_id' is {value!r:.60}, expected a token id or a list of token ids")
+            raise TokenizerError(f"{path}: 'eos_token_id' is {value!r:.60}, expected a token id or a list of token ids")
         return ids
     return []
 
 
 def _config_template(config: dict[str, Any], source: str) -> str | None:
-    """Return the chat template in `tokenizer_config.json`: its text, or the one named "default" in a list."""
+    """Return the chat template in `tokenizer_config.json`: the text, or the last one named "default" in a list."""
     value = config.get("chat_template")
     if isinstance(value, list):
-        named = [entry for entry in value if isinstance(entry, dict) and entry.get("name") == "default"]
-        value = named[-1].get("template") if named else None
+        defaults = [entry for entry in value if isinstance(entry, dict) and entry.get("name") == "default"]
+        value = defaults[-1].get("template") if defaults else None
     if value is not None and not isinstance(value, str):
         raise TokenizerError(f"{source}: 'chat_template' is {value!r:.60}, expected text")
     return value

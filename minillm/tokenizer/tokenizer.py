@@ -1,7 +1,7 @@
 """Tokenizer: text to token ids and back.
 
-The `tokenizers` library does the merging. This module adds what a server needs: reading a model's tokenizer from its
-files, decoding tokens as they arrive, the chat template, and errors that describe what is wrong with the data.
+The `tokenizers` library splits and merges the text. This module adds what serving a model needs: reading a tokenizer
+from a model's files, streaming detokenization, the chat template, and errors that name the damaged data.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from minillm.errors import ChatTemplateError, TokenizerError
 from minillm.tokenizer import gguf
 from minillm.tokenizer.backend_errors import backend_errors
 from minillm.tokenizer.chat_template import ChatTemplate
-from minillm.tokenizer.detokenizer import StreamingDecoder, WindowStream, token_bytes, visible
+from minillm.tokenizer.detokenizer import ByteStream, StreamingDecoder, WindowStream, byte_decoder, visible
 from minillm.tokenizer.hf_folder import read_folder
 
 
 class Tokenizer:
     """Converts text to token ids and back, for one model.
 
-    A model may have more output rows than its tokenizer has tokens, because matrices are padded to round sizes, and
-    the ids may have gaps. Sampling can therefore return any id from 0 up. An id without a token decodes to no text.
+    A model can generate ids that have no token, because its matrices may have more rows than the vocabulary (padding to
+    a round size) and because ids may have gaps. Such an id decodes to no text.
 
     Parameters
     ----------
-    backend : the tokenizer of the `tokenizers` library; this object takes ownership of it
-    special_tokens : the token for each role, such as `{"eos_token": "<|im_end|>"}`
-    eos_token_ids : the ids that end a turn, in addition to `special_tokens["eos_token"]`
-    chat_template : Jinja source, if the model has a template
-    source : the name of this tokenizer in errors, usually its file
+    backend : the tokenizer of the `tokenizers` library; this object takes ownership and changes its settings
+    special_tokens : the token in each role, such as `{"eos_token": "<|im_end|>"}`
+    eos_token_ids : ids that end a turn; the id of `special_tokens["eos_token"]` is added
+    chat_template : the model's Jinja template, or None if it has none
+    source : the tokenizer's name in error messages, usually its file
 
     Attributes
     ----------
-    vocab_size : V, one more than the largest token id
-    bos_token_id : the id of `special_tokens["bos_token"]`, or None
+    vocab_size : V, the largest token id plus one
+    bos_token_id : id of the beginning-of-sequence token, or None
     eos_token_ids : all ids that end a turn
-    special_tokens, chat_template, source : as above
+    special_tokens, chat_template, source : see above
     """
 
     def __init__(
@@ -54,34 +54,38 @@ class Tokenizer:
         chat_template: str | None = None,
         source: str = "tokenizer",
     ):
-        # A file may set padding or truncation to a fixed length. Neither is useful here, and a padding length of 10^12
-        # would be an attack.
+        # A file can request that every text is padded or truncated to a length. A padding length of 10^12 would be an
+        # attack.
         backend.no_padding()
         backend.no_truncation()
-        if getattr(backend.model, "dropout", None):  # a setting for training that skips merges at random
+        if getattr(backend.model, "dropout", None):  # a training option that omits merges at random
             backend.model.dropout = None
         self.source = source
         self.special_tokens = dict(special_tokens or {})
         self.chat_template = chat_template
         self.vocab_size = _vocab_size(backend, source)
-        self.bos_token_id = self._id_of("bos_token", backend)
-        eos_token_id = self._id_of("eos_token", backend)
-        named_ids = [] if eos_token_id is None else [eos_token_id]
-        self.eos_token_ids = tuple(dict.fromkeys([*named_ids, *eos_token_ids]))
+        self.bos_token_id = self._role_id("bos_token", backend)
+        eos_token_id = self._role_id("eos_token", backend)
+        self.eos_token_ids = tuple(dict.fromkeys([*([] if eos_token_id is None else [eos_token_id]), *eos_token_ids]))
         self._backend = backend
-        self._token_bytes = token_bytes(backend.decoder)
+        self._byte_decoder = byte_decoder(backend.decoder)
         added = backend.get_added_tokens_decoder()
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
 
     @classmethod
     def from_folder(cls, path: Path) -> Tokenizer:
-        """Read a tokenizer from a folder in Hugging Face layout.
+        """Read the tokenizer of a folder in Hugging Face layout.
 
-        `tokenizer.json` is required. Optional files: `tokenizer_config.json` (special tokens, chat template),
-        `special_tokens_map.json`, `chat_template.jinja` (overrides the config's template), and for the `eos_token_id`
-        `generation_config.json` or else `config.json`. Raises `TokenizerError`.
+        `tokenizer.json` is required. These files are optional: `tokenizer_config.json` (special tokens, chat template),
+        `special_tokens_map.json`, `chat_template.jinja` (takes precedence over `tokenizer_config.json`), and
+        `generation_config.json` or else `config.json` (for `eos_token_id`).
+
+        Raises
+        ------
+        TokenizerError
+            `tokenizer.json` is missing, or a file is damaged or too large.
         """
-        files = read_folder(path)
+        files = read_folder(Path(path))
         return cls(
             files.backend,
             special_tokens=files.special_tokens,
@@ -92,104 +96,142 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, object], source: str) -> Tokenizer:
-        """Rebuild the tokenizer that a GGUF file describes. `source` names the file in errors.
+        """Build the tokenizer that the metadata of a GGUF file describes.
 
-        Arrays in `metadata` may be lists or NumPy arrays. Raises `TokenizerError` for damaged fields and
-        `UnsupportedError` for tokenizers that `minillm/tokenizer/gguf` does not implement.
+        Parameters
+        ----------
+        metadata : the file's metadata by key; arrays may be lists or NumPy arrays
+        source : the file's name, for error messages
+
+        Raises
+        ------
+        TokenizerError
+            A field is missing or damaged.
+        UnsupportedError
+            `minillm.tokenizer.gguf` does not implement this kind of tokenizer.
         """
         fields = gguf.GGUFTokenizerFields(metadata, source)
         with backend_errors(source):
             backend = gguf.build(fields)
         special_tokens = fields.special_tokens()
-        end_of_turn = special_tokens.pop("eot_token", None)
+        special_tokens.pop("eot_token", None)
+        eot_token_id = fields.token_id("eot")
         return cls(
             backend,
             special_tokens=special_tokens,
-            eos_token_ids=[] if end_of_turn is None else [fields.vocabulary[end_of_turn]],
+            eos_token_ids=[] if eot_token_id is None else [eot_token_id],
             chat_template=fields.get("tokenizer.chat_template", str),
             source=source,
         )
 
     @property
-    def kind(self) -> str:
-        """The algorithm's name for display: "byte-level BPE", "SentencePiece BPE", "Unigram", ..."""
-        kind = type(self._backend.model).__name__
+    def algorithm(self) -> str:
+        """The algorithm that splits text into tokens: "byte-level BPE", "SentencePiece BPE", "Unigram", ..."""
+        name = type(self._backend.model).__name__
         decoder = str(self._backend.decoder)
         if "ByteLevel" in decoder:
-            return f"byte-level {kind}"
-        return f"SentencePiece {kind}" if "ByteFallback" in decoder else kind
+            return f"byte-level {name}"
+        return f"SentencePiece {name}" if "ByteFallback" in decoder else name
 
     def __repr__(self) -> str:
         template = "with" if self.chat_template else "without"
         return (
-            f"Tokenizer({self.kind}, {self.vocab_size:,} tokens, bos {self.bos_token_id}, eos {self.eos_token_ids}, "
-            f"{template} chat template, from {self.source!r})"
+            f"Tokenizer({self.algorithm}, {self.vocab_size:,} tokens, bos {self.bos_token_id}, "
+            f"eos {self.eos_token_ids}, {template} chat template, from {self.source!r})"
         )
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         """Return the token ids of a text.
 
+        A byte without a token in the vocabulary is dropped, as in every implementation of BPE without an unknown token.
+        SmolLM2's vocabulary lacks 21 bytes: six control characters, and lead bytes of nearly empty Unicode planes.
+
         Parameters
         ----------
-        add_special_tokens : whether to begin with the beginning-of-sequence token, if this model uses one
-        parse_special : whether to convert text such as `<|im_start|>` to the special token of that name. Chat
-            templates rely on this. It also lets the author of any part of a prompt write "<|im_end|>" and end the
-            turn. Pass False for untrusted text: special tokens then become ordinary characters.
+        add_special_tokens : add the special tokens that the model expects around a text, such as the
+            beginning-of-sequence token
+        parse_special : convert `<|im_start|>` and the like to the special tokens that they name. A rendered chat
+            template needs this. It also lets the author of any part of the prompt write "<|im_end|>" and end the turn,
+            so pass False for untrusted text. Special tokens in it are then encoded as ordinary characters.
 
-        A byte without a token in the vocabulary is dropped, as in every implementation of BPE without an unknown
-        token. SmolLM2's vocabulary lacks 21 bytes: six control characters, and lead bytes of almost empty Unicode
-        planes. Raises `TokenizerError` for text that is not valid Unicode.
+        Raises
+        ------
+        TokenizerError
+            `text` is not a str, or contains a lone surrogate.
         """
         if not isinstance(text, str):
             raise TokenizerError(f"encode: expected a str, got {type(text).__name__}")
         try:
             text.encode()
-        except UnicodeEncodeError as problem:
-            lone = f"U+{ord(text[problem.start]):04X}"
+        except UnicodeEncodeError as error:
+            surrogate = f"U+{ord(text[error.start]):04X}"
             raise TokenizerError(
-                f"encode: character {problem.start:,} is the lone surrogate {lone}, half of a UTF-16 "
-                "pair; decode the input correctly, or replace the character"
-            ) from problem
-        backend = self._backend if parse_special else self._without_special
+                f"encode: character {error.start:,} is the lone surrogate {surrogate}, which is half of a UTF-16 pair "
+                "and not valid text; decode the input correctly, or replace the character"
+            ) from error
+        backend = self._backend if parse_special else self._plain_text_backend
         with backend_errors(self.source):
             return backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of token ids. Invalid UTF-8 becomes U+FFFD; an id without a token adds no text.
+        """Return the text of token ids. Invalid UTF-8 becomes U+FFFD, and an id without a token adds no text.
 
-        Raises `TokenizerError` for an id that is negative or not an integer.
+        Raises
+        ------
+        TokenizerError
+            An id is negative or not an integer.
         """
         decoder = self.stream(skip_special_tokens=skip_special_tokens)
-        if isinstance(decoder, WindowStream):  # the library is exact where a stream may not be
+        if isinstance(decoder, WindowStream):  # exact only for tokens that affect just their neighbours
             kept = [token_id for token_id in ids if self._kept_token(token_id, skip_special_tokens) is not None]
-            return self._decode_all(kept)
+            return self._decode_with_backend(kept)
         return "".join([*map(decoder.push, ids), decoder.finish()])
 
     def stream(self, *, skip_special_tokens: bool = True) -> StreamingDecoder:
-        """Return a decoder for token ids as they are generated. It accepts the same ids as `decode`."""
-        token_of = functools.partial(self._kept_token, skip_special=skip_special_tokens)
-        if self._token_bytes is not None:
-            return self._token_bytes.stream(token_of)
-        return WindowStream(self._decode_all, lambda token_id: token_of(token_id) is not None)
+        """Return a decoder that converts token ids one at a time, for use during generation.
+
+        It accepts the same ids as `decode`.
+        """
+        kept_token = functools.partial(self._kept_token, skip_special_tokens=skip_special_tokens)
+        if self._byte_decoder is not None:
+            return ByteStream(self._byte_decoder, kept_token)
+        return WindowStream(self._decode_with_backend, lambda token_id: kept_token(token_id) is not None)
 
     def token_text(self, token_id: int) -> str:
-        """Return one token as readable text: `" hello"` for "Ġhello", `"<0xE2>"` for a partial character.
+        """Return a token in readable form, such as `" hello"`, or `"<0xE2>"` for a byte that is not a character.
 
-        An id without a token gives text such as `"<no token 270>"`. Raises `TokenizerError` for the same ids as
-        `decode`.
+        An id without a token returns `"<no token 270>"`.
+
+        Raises
+        ------
+        TokenizerError
+            The id is negative or not an integer.
         """
         token = self._token(token_id)
         if token is None:
             return f"<no token {token_id}>"
-        return token.replace("▁", " ") if self._token_bytes is None else visible(self._token_bytes.to_bytes(token))
+        return token.replace("▁", " ") if self._byte_decoder is None else visible(self._byte_decoder.to_bytes(token))
 
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
     ) -> str:
-        """Return a conversation in the text format of this model. Encode it with `add_special_tokens=False`.
+        """Return a conversation in the text format that the model was trained on.
 
-        `messages` are dicts with `role` and `content`; see `ChatTemplate.render`. The text of `content` is inserted
-        unchanged, including any special tokens. Raises `RequestError` and `ChatTemplateError`.
+        The text already contains the special tokens, so encode it with `add_special_tokens=False`. Message contents are
+        inserted unchanged, including any special tokens in them.
+
+        Parameters
+        ----------
+        messages : dicts with `role` and `content`; see `ChatTemplate.render`
+        add_generation_prompt : append the start of the assistant's turn, so that the model generates a reply
+        variables : other variables of the template; they override the special tokens
+
+        Raises
+        ------
+        RequestError
+            `messages` is empty or malformed.
+        ChatTemplateError
+            The model has no chat template, or the template fails or rejects the conversation.
         """
         return self._template.render(
             messages, add_generation_prompt=add_generation_prompt, **{**self.special_tokens, **variables}
@@ -198,49 +240,48 @@ class Tokenizer:
     @functools.cached_property
     def _template(self) -> ChatTemplate:
         if self.chat_template is None:
-            raise ChatTemplateError(f"{self.source}: the model has no chat template; pass plain text instead")
+            raise ChatTemplateError(f"{self.source}: the model has no chat template; give it plain text instead")
         return ChatTemplate(self.chat_template)
 
     @functools.cached_property
-    def _without_special(self) -> tokenizers.Tokenizer:
-        """A copy of the backend that treats special tokens in text as ordinary text.
+    def _plain_text_backend(self) -> tokenizers.Tokenizer:
+        """A second backend with the same vocabulary that encodes special tokens in text as ordinary characters.
 
-        It is a second object because the library's setting would also affect calls from other threads. Both share
-        the vocabulary.
+        The library's option for this belongs to the backend object, so setting it would affect calls of other threads.
         """
-        copy = tokenizers.Tokenizer(self._backend.model)
-        for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
-            if getattr(self._backend, part) is not None:
-                setattr(copy, part, getattr(self._backend, part))
+        backend = tokenizers.Tokenizer(self._backend.model)
+        for component in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+            if getattr(self._backend, component) is not None:
+                setattr(backend, component, getattr(self._backend, component))
         for _, token in sorted(self._backend.get_added_tokens_decoder().items()):
-            copy.add_tokens([token])
-        copy.encode_special_tokens = True
-        return copy
+            backend.add_tokens([token])
+        backend.encode_special_tokens = True
+        return backend
 
-    def _id_of(self, role: str, backend: tokenizers.Tokenizer) -> int | None:
+    def _role_id(self, role: str, backend: tokenizers.Tokenizer) -> int | None:
         token = self.special_tokens.get(role)
         return None if token is None else backend.token_to_id(token)
 
     def _token(self, token_id: int) -> str | None:
-        """Return the vocabulary form of a token, or None for an id without a token."""
-        is_integer = hasattr(token_id, "__index__")
-        if not is_integer or (number := operator.index(token_id)) < 0:
+        """Return a token as the vocabulary writes it, or None if the id has no token."""
+        if not hasattr(token_id, "__index__") or (index := operator.index(token_id)) < 0:
             raise TokenizerError(
                 f"{self.source}: {token_id!r:.60} is not a token id, expected an integer of at least 0"
             )
-        return self._backend.id_to_token(number) if number < self.vocab_size else None
+        return self._backend.id_to_token(index) if index < self.vocab_size else None
 
-    def _kept_token(self, token_id: int, skip_special: bool) -> str | None:
+    def _kept_token(self, token_id: int, skip_special_tokens: bool) -> str | None:
+        """Return a token as the vocabulary writes it, or None if it is not part of the decoded text."""
         token = self._token(token_id)
-        return None if skip_special and token_id in self._special_ids else token
+        return None if skip_special_tokens and token_id in self._special_ids else token
 
-    def _decode_all(self, ids: list[int]) -> str:
+    def _decode_with_backend(self, ids: list[int]) -> str:
         with backend_errors(self.source):
             return self._backend.decode(ids, skip_special_tokens=False)
 
 
 def _vocab_size(backend: tokenizers.Tokenizer, source: str) -> int:
-    """Return V. Raise `TokenizerError` if two tokens share an id."""
+    """Return V, the largest id plus one. Raise `TokenizerError` if two tokens share an id."""
     vocabulary = backend.get_vocab(with_added_tokens=True)
     if len(set(vocabulary.values())) < len(vocabulary):
         (token_id, count), *_ = Counter(vocabulary.values()).most_common(1)

@@ -1,21 +1,21 @@
-"""A tokenizer rebuilt from the metadata of a GGUF file, with every field checked before use.
+"""Builds a tokenizer from the metadata of a GGUF file. Every field is checked before it is used.
 
 The fields, as llama.cpp's converter writes them:
 
-    tokenizer.ggml.model             the algorithm: "gpt2" is byte-level BPE, "llama" is SentencePiece's BPE
-    tokenizer.ggml.tokens            [V] strings, index = token id
+    tokenizer.ggml.model             algorithm: "gpt2" is byte-level BPE, "llama" is SentencePiece's BPE
+    tokenizer.ggml.tokens            [V] strings; the index is the token id
     tokenizer.ggml.token_type        [V] integers, see `TokenType`
-    tokenizer.ggml.pre               for "gpt2": the name of the pre-tokenizer, which splits text before BPE
-    tokenizer.ggml.merges            for "gpt2": "left right" strings, in order of decreasing priority
-    tokenizer.ggml.scores            for "llama": [V] floats; a higher score is a higher priority
-    tokenizer.ggml.add_space_prefix  for "llama": whether a space is added before each text
-    tokenizer.ggml.*_token_id        the tokens with special roles
-    tokenizer.ggml.add_bos_token     whether a beginning-of-sequence token is put before each text
-    tokenizer.ggml.add_eos_token     whether an end-of-sequence token is put after each text
+    tokenizer.ggml.pre               "gpt2" only: name of the pre-tokenizer, which splits text before BPE merges
+    tokenizer.ggml.merges            "gpt2" only: "left right" strings; earlier merges have priority
+    tokenizer.ggml.scores            "llama" only: [V] floats; higher scores have priority
+    tokenizer.ggml.add_space_prefix  "llama" only: whether a space is added in front of every text
+    tokenizer.ggml.*_token_id        ids of the special tokens in each role
+    tokenizer.ggml.add_bos_token     whether every text begins with the beginning-of-sequence token
+    tokenizer.ggml.add_eos_token     whether every text ends with the end-of-sequence token
     tokenizer.chat_template          a Jinja program
 
-`fields.py` reads and checks the fields, `byte_level.py` and `sentencepiece.py` build the two algorithms, and
-`pre_tokenizers.py` holds the pre-tokenizers by name.
+`fields.py` reads and checks the fields. `byte_level.py` and `sentencepiece.py` implement the two algorithms, and
+`pre_tokenizers.py` the pre-tokenizers.
 """
 
 from __future__ import annotations
@@ -30,57 +30,61 @@ from minillm.tokenizer.gguf.fields import GGUFTokenizerFields, TokenType
 __all__ = ["GGUFTokenizerFields", "TokenType", "build"]
 
 ALGORITHMS = {"gpt2": byte_level.build, "llama": sentencepiece.build}
-NOT_IMPLEMENTED = {"bert": "WordPiece", "t5": "SentencePiece's unigram model", "rwkv": "RWKV's"}
+NOT_IMPLEMENTED = {"bert": "WordPiece", "t5": "SentencePiece's unigram model", "rwkv": "RWKV's tokenizer"}
 
 
 def build(fields: GGUFTokenizerFields) -> tokenizers.Tokenizer:
-    """Build the tokenizer of the `tokenizers` library that the metadata describes.
+    """Return the tokenizer that the metadata describes, as an object of the `tokenizers` library.
 
-    Raises `TokenizerError` for fields that are missing or contradict each other, and `UnsupportedError` for
-    algorithms that are not implemented.
+    Raises
+    ------
+    TokenizerError
+        A field is missing, damaged, or contradicts another.
+    UnsupportedError
+        The algorithm, the pre-tokenizer or an option is not implemented.
     """
     name = fields.get("tokenizer.ggml.model", str)
     if name not in ALGORITHMS:
         found = "missing" if name is None else repr(name)
-        algorithm = f" ({NOT_IMPLEMENTED[name]})" if name in NOT_IMPLEMENTED else ""
+        description = f" ({NOT_IMPLEMENTED[name]})" if name in NOT_IMPLEMENTED else ""
         raise UnsupportedError(
-            f"{fields.source}: 'tokenizer.ggml.model' is {found}{algorithm}; supported: gpt2 (byte-level BPE), "
-            "llama (SentencePiece's BPE)"
+            f"{fields.source}: metadata 'tokenizer.ggml.model' is {found}{description}; supported: "
+            "gpt2 (byte-level BPE), llama (SentencePiece's BPE)"
         )
     for field in ("precompiled_charsmap", "remove_extra_whitespaces", "add_sep_token"):
         if fields.metadata.get(f"tokenizer.ggml.{field}"):
-            raise UnsupportedError(f"{fields.source}: 'tokenizer.ggml.{field}' is set: not implemented")
+            raise UnsupportedError(
+                f"{fields.source}: metadata 'tokenizer.ggml.{field}' is set, which is not implemented"
+            )
     backend, adds_bos = ALGORITHMS[name](fields)
-    special = fields.tokens_of_type(TokenType.CONTROL, TokenType.UNKNOWN)
-    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
-    _add_framing(backend, fields, adds_bos)
+    special_tokens = fields.tokens_of(TokenType.CONTROL, TokenType.UNKNOWN)
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special_tokens])
+    _add_bos_and_eos(backend, fields, adds_bos)
     return backend
 
 
-def _add_framing(backend: tokenizers.Tokenizer, fields: GGUFTokenizerFields, adds_bos: bool) -> None:
-    """Add a beginning-of-sequence token before or an end-of-sequence token after each text, if the metadata or the
-    default of the algorithm requires it."""
-    ids = {"bos": _frame_id(fields, "bos", adds_bos), "eos": _frame_id(fields, "eos", False)}
-    special = [
-        {"id": f"<{role}>", "ids": [token_id], "tokens": [f"<{role}>"]}
-        for role, token_id in ids.items()
+def _add_bos_and_eos(backend: tokenizers.Tokenizer, fields: GGUFTokenizerFields, adds_bos: bool) -> None:
+    """Make the backend add a bos token before each text, or an eos token after it, if the file or its kind does."""
+    bos_id, eos_id = _added_id(fields, "bos", adds_bos), _added_id(fields, "eos", False)
+    before, after = ["<bos>"] * (bos_id is not None), ["<eos>"] * (eos_id is not None)
+    special_tokens = [
+        {"id": name, "ids": [token_id], "tokens": [name]}
+        for name, token_id in (("<bos>", bos_id), ("<eos>", eos_id))
         if token_id is not None
     ]
-    if special:
-        template = [
-            *(["<bos>"] if ids["bos"] is not None else []),
-            "$A",
-            *(["<eos>"] if ids["eos"] is not None else []),
-        ]
-        backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=special)
+    if special_tokens:
+        backend.post_processor = processors.TemplateProcessing(
+            single=[*before, "$A", *after], special_tokens=special_tokens
+        )
 
 
-def _frame_id(fields: GGUFTokenizerFields, role: str, default: bool) -> int | None:
+def _added_id(fields: GGUFTokenizerFields, role: str, default: bool) -> int | None:
+    """Return the id of the token to add to each text in a role, or None if none is added."""
     flag = f"tokenizer.ggml.add_{role}_token"
     if not fields.get(flag, bool, default):
         return None
     token_id = fields.token_id(role)
     if token_id is None:
-        origin = "is true" if flag in fields.metadata else "is true by default for this kind of tokenizer"
-        raise fields.error(flag, f"{origin}, but 'tokenizer.ggml.{role}_token_id' is missing")
+        value = "is true" if flag in fields.metadata else "defaults to true for this kind of tokenizer"
+        raise fields.error(flag, f"{value}, but 'tokenizer.ggml.{role}_token_id' is missing")
     return token_id

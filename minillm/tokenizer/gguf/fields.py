@@ -1,4 +1,4 @@
-"""Read and check the tokenizer's fields in the metadata of a GGUF file."""
+"""Reads and checks the tokenizer's fields in the metadata of a GGUF file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROLES = {"bos": "bos_token", "eos": "eos_token", "eot": "eot_token", "unknown": 
 
 
 class TokenType(IntEnum):
-    """The purpose of a token. Control and user-defined tokens are matched in the text before BPE runs."""
+    """The type of a token. Control and user-defined tokens are found in a text before BPE is applied."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -24,40 +24,47 @@ class TokenType(IntEnum):
 
 
 class GGUFTokenizerFields:
-    """The tokenizer's fields in the metadata of a GGUF file. `source` names the file in errors."""
+    """The tokenizer's part of a GGUF file's metadata.
+
+    Parameters
+    ----------
+    metadata : the file's metadata by key
+    source : the file's name, for error messages
+    """
 
     def __init__(self, metadata: Mapping[str, Any], source: str):
         self.metadata, self.source = metadata, source
 
     def error(self, field: str, problem: str) -> TokenizerError:
-        """Return the error for a problem with a field."""
+        """Return an error that names the file, the field and the problem."""
         return TokenizerError(f"{self.source}: metadata {field!r} {problem}")
 
-    def get(self, field: str, kind: type, default: Any = None) -> Any:
-        """Return a field of exactly the type `kind` (a bool is not an int), or `default` if it is absent."""
+    def get(self, field: str, expected: type, default: Any = None) -> Any:
+        """Return a field, or `default` if it is absent. Its type must be `expected` exactly: a bool is not an int."""
         value = self.metadata.get(field, default)
-        if value is not default and type(value) is not kind:
-            raise self.error(field, f"is {value!r:.60} ({type(value).__name__}), expected {kind.__name__}")
+        if value is not default and type(value) is not expected:
+            raise self.error(field, f"is {value!r:.60} ({type(value).__name__}), expected {expected.__name__}")
         return value
 
-    def array(self, field: str, kind: type, length: int | None = None) -> list[Any]:
-        """Return a field that is a list or a NumPy array of `kind` as a list. Check its `length` if given."""
+    def array(self, field: str, expected: type, length: int | None = None) -> list[Any]:
+        """Return a field that is a list or NumPy array of `expected` items, as a list. None: any length is valid."""
         value = self.metadata.get(field)
         if value is None:
             raise self.error(field, "is missing")
         values = value.tolist() if hasattr(value, "tolist") else value
         if not isinstance(values, list | tuple):
-            raise self.error(field, f"is {value!r:.60} ({type(value).__name__}), expected an array of {kind.__name__}")
-        if not set(map(type, values)) <= {kind}:  # one pass in C: the arrays are long
-            index = next(index for index, item in enumerate(values) if type(item) is not kind)
-            raise self.error(field, f"holds {values[index]!r:.60} at index {index:,}, expected {kind.__name__}")
+            found = f"{value!r:.60} ({type(value).__name__})"
+            raise self.error(field, f"is {found}, expected an array of {expected.__name__}")
+        if not set(map(type, values)) <= {expected}:  # one pass in C, because the arrays are long
+            index = next(index for index, item in enumerate(values) if type(item) is not expected)
+            raise self.error(field, f"holds {values[index]!r:.60} at index {index:,}, expected {expected.__name__}")
         if length is not None and len(values) != length:
-            raise self.error(field, f"has {len(values):,} entries, expected one for each of {length:,} tokens")
+            raise self.error(field, f"has {len(values):,} entries, expected {length:,}, one per token")
         return list(values)
 
     @cached_property
     def vocabulary(self) -> dict[str, int]:
-        """The id of every token, in order of the ids. No token is empty or a duplicate."""
+        """The id of every token, in order of ids. Tokens are unique and not empty."""
         field = "tokenizer.ggml.tokens"
         tokens = self.array(field, str)
         vocabulary = dict(zip(tokens, range(len(tokens)), strict=True))
@@ -66,7 +73,7 @@ class GGUFTokenizerFields:
         if len(vocabulary) < len(tokens):
             first = next(index for index, token in enumerate(tokens) if vocabulary[token] != index)
             text = tokens[first]
-            raise self.error(field, f"has {text!r:.60} twice, as ids {first} and {vocabulary[text]}")
+            raise self.error(field, f"holds {text!r:.60} twice, as ids {first} and {vocabulary[text]}")
         return vocabulary
 
     @cached_property
@@ -79,20 +86,21 @@ class GGUFTokenizerFields:
             raise self.error(field, f"is {min(unknown)} for token {token_id:,}, expected 1 to {max(TokenType)}")
         return types
 
-    def tokens_of_type(self, *kinds: TokenType) -> list[str]:
-        """Return the tokens of the given types, in order of their ids."""
-        return [token for token, kind in zip(self.vocabulary, self.token_types, strict=True) if kind in kinds]
+    def tokens_of(self, *types: TokenType) -> list[str]:
+        """Return the tokens of the given types, in order of ids."""
+        pairs = zip(self.vocabulary, self.token_types, strict=True)
+        return [token for token, token_type in pairs if token_type in types]
 
     def token_id(self, role: str) -> int | None:
-        """Return the id of the token with a role such as `"bos"`, or None if there is none."""
-        field, size = f"tokenizer.ggml.{role}_token_id", len(self.vocabulary)
+        """Return the id of the token in a role such as `"bos"`, or None if there is none."""
+        field, vocab_size = f"tokenizer.ggml.{role}_token_id", len(self.vocabulary)
         token_id = self.get(field, int)
-        if token_id is not None and not 0 <= token_id < size:
-            raise self.error(field, f"is {token_id}, expected an id below the vocabulary's size {size:,}")
+        if token_id is not None and not 0 <= token_id < vocab_size:
+            raise self.error(field, f"is {token_id}, expected an id below the vocabulary size {vocab_size:,}")
         return token_id
 
     def special_tokens(self) -> dict[str, str]:
-        """Return the token for each role: `{"bos_token": "<|im_start|>", ...}`."""
+        """Return the token in each role: `{"bos_token": "<|im_start|>", ...}`."""
         tokens = list(self.vocabulary)
         ids = {name: self.token_id(role) for role, name in ROLES.items()}
         return {name: tokens[token_id] for name, token_id in ids.items() if token_id is not None}

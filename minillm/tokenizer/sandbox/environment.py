@@ -1,16 +1,16 @@
-"""The Jinja environment for chat templates: it grants no access to the outside, little time and little memory.
+"""BudgetedEnvironment: a Jinja environment in which templates cannot reach outside, run for long, or use much memory.
 
-Jinja's immutable sandbox already denies templates access to Python's internals and to files. It does not limit *how
-much* a template computes: `'a' * 10**10`, five nested loops, a string doubled forty times. Three rules add this:
+Jinja's immutable sandbox already protects Python's internals and files. It does not limit how much work a template
+does: `'a' * 10**10`, five nested loops, or a string doubled forty times. Three rules limit the work:
 
-1. Features that no chat template needs are rejected: tags that load or inherit, powers, `varargs`, numbers beyond 64
-   bits.
-2. A rendering has a `Budget`. Each step, and each character and item created, is charged to it. Operations that can
-   make large results from small inputs (`*`, `replace`, `join`, ...) are charged *before* they run, because afterwards
-   the memory is already allocated. The contents of a container are counted when it is built, and containers nest at
-   most `MAX_DEPTH` levels.
-3. Rule 2 keeps every value small, so no single operation is slow. Every operation passes through this class and checks
-   the time.
+1. Syntax that no chat template needs is rejected: tags that load or inherit templates, powers, `varargs`, and integers
+   of more than 64 bits.
+2. Every rendering has a `Budget`. It is charged for each step and for each character and item produced. An operation
+   that can produce much from little (`*`, `replace`, `join`, ...) is charged before it runs, because afterwards the
+   memory is already in use. A container is charged for its contents when it is built, and containers nest at most
+   `MAX_DEPTH` levels deep.
+3. Rule 2 keeps every value small, so no single operation on values is slow. Every operation passes through this class,
+   and the budget checks the time.
 """
 
 from __future__ import annotations
@@ -19,45 +19,42 @@ import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence, Sized
-from datetime import datetime
-from typing import Any, NoReturn, cast
+from typing import Any
 
-import jinja2
 from jinja2 import nodes, pass_context
 from jinja2.filters import FILTERS, make_attrgetter
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
-from jinja2.utils import Namespace
 
 from minillm.tokenizer.sandbox.budget import STEP, Budget, deep_size
-from minillm.tokenizer.sandbox.syntax_tree import BudgetedSyntaxTree, GenerationTag
+from minillm.tokenizer.sandbox.functions import CheckedNamespace, raise_exception, strftime_now
+from minillm.tokenizer.sandbox.syntax_tree import ChargingTransformer, GenerationTag
 
-MAX_NUMBER = 100_000  # largest integer argument of string methods and of filters that pad: widths, precisions
+MAX_ARGUMENT = 100_000  # absolute value of an integer argument that can determine a size, such as a width or precision
 
-# The built-in filters that a template may use. The list omits filters that can make large results from small inputs
-# (center, batch, groupby, ...) and filters that no chat template needs (random, urlize, xmlattr, ...).
-ALLOWED_FILTERS = (
+# The built-in filters that a template may use. Missing are filters that can produce much from little (center, batch,
+# groupby, ...) and filters that text does not need (random, urlize, xmlattr, ...).
+BUILT_IN_FILTERS = (
     *("abs", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float", "int"),
     *("items", "last", "length", "list", "lower", "max", "min", "reject", "rejectattr", "reverse", "round", "safe"),
     *("select", "selectattr", "sort", "string", "title", "trim", "unique", "upper"),
 )
-SIZING_FILTERS = ("indent", "round", "tojson")  # filters whose numeric arguments determine the size of the result
+SIZED_FILTERS = ("indent", "round", "tojson")  # filters whose integer arguments determine the size of the result
 
-# Methods that can make large results from small inputs and that no chat template needs.
+# Methods that produce much from little and that no chat template needs.
 FORBIDDEN_METHODS = (
     *("changed", "encode", "expandtabs", "format_map", "from_bytes", "fromkeys", "maketrans", "striptags", "to_bytes"),
     *("translate", "unescape"),
 )
 
-# Format fields such as `%s`, `%(name)5.2f`, `{}` and `{name:>5}`, whose widths have at most two digits.
+# Format fields whose widths have at most two digits: `%s`, `%(name)5.2f`, and `{}`, `{name:>5}`.
 PERCENT_FIELD = re.compile(r"%(?:\(\w*\))?[-+ #0]*\d{0,2}(?:\.\d{0,2})?[a-zA-Z%]")
 BRACE_FIELD = re.compile(r"\{\{|\}\}|\{[\w.]*(?:![rsa])?(?::[<>=^]?[-+ ]?#?,?\d{0,2}(?:\.\d{1,2})?[a-z%]?)?\}")
-FIELD_UNITS = 500  # more characters than any such field makes from a number
-DATE_LAYOUT = re.compile(r"(?:[^%]|%-?[a-zA-Z%]){0,100}", re.DOTALL)
+UNITS_PER_FIELD = 500  # more characters than any such field makes of a number
 
 
-class Sandbox(ImmutableSandboxedEnvironment):
-    """The environment of the transformers library, for which templates are written, with a budget."""
+class BudgetedEnvironment(ImmutableSandboxedEnvironment):
+    """The environment that transformers gives to chat templates, with a budget."""
 
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%"})
 
@@ -66,110 +63,108 @@ class Sandbox(ImmutableSandboxedEnvironment):
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=["jinja2.ext.loopcontrols", GenerationTag],
-            finalize=_charge_output,
-            optimized=False,  # evaluate nothing at compile time, which no budget covers
+            finalize=self._charge_output,
+            optimized=False,  # the optimizer would compute constants at compile time, where no budget applies
         )
         self.budget = budget
-        # Jinja's lipsum, cycler and joiner are left out. `dict` is a function because the type has methods.
+        # `lipsum`, `cycler` and `joiner` are missing. `dict` is a function, because the type has methods of its own.
         self.globals = {
             "range": self.globals["range"],
             "dict": lambda *args, **kwargs: dict(*args, **kwargs),
-            "namespace": _Namespace,
-            "raise_exception": _raise_exception,
-            "strftime_now": _strftime_now,
+            "namespace": CheckedNamespace,
+            "raise_exception": raise_exception,
+            "strftime_now": strftime_now,
         }
-        filters: dict[str, Callable[..., Any]] = {name: FILTERS[name] for name in ALLOWED_FILTERS}
+        filters: dict[str, Callable[..., Any]] = {name: FILTERS[name] for name in BUILT_IN_FILTERS}
         filters |= {"join": self._join, "replace": self._replace, "indent": self._indent, "tojson": self._tojson}
-        filters |= {"map": self._map, "format": self._format, "charge_result": budget.charge_result}
-        filters |= {"check_size": budget.check_size, "concat": self._concat}
+        filters |= {"map": self._map, "format": self._format, "concat": self._concat}
+        filters |= {"charge_result": budget.charge_result, "charge_container": budget.charge_container}
         self.filters = {name: self._charged(name, function) for name, function in filters.items()}
-        # Jinja's own annotation of its tests is the type `function`, hence the cast.
-        tests = cast(dict[str, Callable[..., Any]], self.tests)
+        tests: dict[str, Any] = {**self.tests}
         self.tests = {name: self._charged(name, function) for name, function in tests.items()}
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        tree: nodes.Template = BudgetedSyntaxTree().visit(super()._parse(source, name, filename))
-        return tree
+        return ChargingTransformer().visit(super()._parse(source, name, filename))
 
-    def step(self, units: int) -> None:
-        """Charge `units`. `BudgetedSyntaxTree` inserts a call of this method into every loop and macro body."""
-        self.budget.spend(units)
+    def charge_iteration(self, units: int) -> None:
+        """Charge for one iteration of a loop or one call of a macro, in addition to the call of this method."""
+        self.budget.charge(units)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Return whether a template may access an attribute: Jinja's rule, minus `FORBIDDEN_METHODS`."""
+        """Return whether a template may use an attribute: Jinja's rule, without `FORBIDDEN_METHODS`."""
         return attr not in FORBIDDEN_METHODS and super().is_safe_attribute(obj, attr, value)
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call `function` and charge for it. Jinja routes every call in a template through this method."""
-        self.budget.spend(STEP)
+        """Charge for a call and make it. Jinja passes every call in a template to this method."""
+        self.budget.charge(STEP)
         owner, name = getattr(function, "__self__", None), getattr(function, "__name__", None)
         if isinstance(owner, str):
             if name == "replace":
                 return self._replace(owner, *args, **kwargs)
-            if name == "join" and args:
-                args = (self.budget.charge_each(args[0], len(owner)), *args[1:])
+            if name == "join":
+                args = tuple(self.budget.charge_each(texts, len(owner)) for texts in args)
             self._charge_search(owner, args)
-            _check_numbers([*args, *kwargs.values()])
-        elif function is _Namespace or function is self.globals["dict"]:
-            self.budget.check_size([args, kwargs])
+            _reject_large_numbers([*args, *kwargs.values()])
+        elif function is CheckedNamespace or function is self.globals["dict"]:
+            self.budget.charge_container([args, kwargs])
         return self.budget.charge_result(super().call(context, function, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Charge for an arithmetic operation, then compute it. Jinja routes all of them through this method."""
-        self.budget.spend(STEP)
+        """Charge for an arithmetic operation and compute it."""
+        self.budget.charge(STEP)
         if operator == "%" and isinstance(left, str):
-            self._check_format(left, PERCENT_FIELD, "%", right)
+            self._charge_format(left, PERCENT_FIELD, "%", right)
         elif operator == "*":
-            self.budget.spend(_product_size(left, right))
+            self.budget.charge(_product_size(left, right))
         elif operator == "+" and isinstance(left, str | list | tuple):
-            self.budget.check_size([left, right])
+            self.budget.charge_container([left, right])
         return self.budget.charge_result(super().call_binop(context, operator, left, right))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Return Jinja's sandboxed `str.format`, extended by a check of the format's fields."""
+        """Return Jinja's safe wrapper of `str.format`, with a check of the format's fields in front."""
         wrapped = super().wrap_str_format(value)
         if wrapped is None:
             return None
 
         def checked(*args: Any, **kwargs: Any) -> str:
-            self._check_format(value.__self__, BRACE_FIELD, "{", [args, kwargs])
+            self._charge_format(value.__self__, BRACE_FIELD, "{", [args, kwargs])
             return wrapped(*args, **kwargs)
 
         return checked
 
     def _charged(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a filter or test that charges the budget."""
-        first = int(hasattr(function, "jinja_pass_arg"))  # Jinja's mark: the first argument is the environment
+        """Return a filter or test that charges for its work and its result."""
+        # Jinja marks a function that takes the context or the environment as its first argument.
+        subject_index = int(hasattr(function, "jinja_pass_arg"))
 
         @functools.wraps(function)  # copies the mark
         def charged(*args: Any, **kwargs: Any) -> Any:
-            self.budget.spend(STEP)
-            subject, *others = *args[first:], *kwargs.values()
+            self.budget.charge(STEP)
+            subject, *others = *args[subject_index:], *kwargs.values()
             self._charge_search(subject, others)
-            if name in SIZING_FILTERS:
-                _check_numbers(others)
+            if name in SIZED_FILTERS:
+                _reject_large_numbers(others)
             return self.budget.charge_result(function(*args, **kwargs))
 
         return charged
 
-    def _charge_search(self, subject: Any, wanted: Iterable[Any]) -> None:
-        """Charge for comparing each character or item of `subject` with each character of `wanted`: 100 per unit.
+    def _charge_search(self, subject: Any, arguments: Iterable[Any]) -> None:
+        """Charge for work that may combine each item of `subject` with each character of a text argument.
 
-        Stripping and searching compare characters; an attribute path such as `"a.b.c"` is followed for every item.
+        Searching and stripping compare them. An attribute name such as `"a.b.c"` is resolved for every item. One unit
+        pays for 100 combinations.
         """
         if isinstance(subject, Sized):
-            self.budget.spend(sum(len(subject) * len(other) // 100 for other in wanted if isinstance(other, str)))
+            self.budget.charge(sum(len(subject) * len(text) // 100 for text in arguments if isinstance(text, str)))
 
-    def _check_format(self, layout: str, field: re.Pattern[str], opening: str, arguments: Any) -> None:
-        """Reject wide fields such as `%0999999999d`, and charge for the arguments once per field."""
+    def _charge_format(self, layout: str, field: re.Pattern[str], opening: str, arguments: Any) -> None:
+        """Reject wide fields such as `%0999999999d`, and charge for all arguments once per field."""
         if opening in field.sub("", layout):
-            raise SecurityError(
-                f"the format {layout[:60]!r} has a field that chat templates may not use; use at most two digits"
-            )
-        self.budget.spend(layout.count(opening) * (deep_size(arguments, self.budget.left) + FIELD_UNITS))
+            raise SecurityError(f"the format string {layout[:60]!r} has a field that chat templates may not use")
+        self.budget.charge(layout.count(opening) * (deep_size(arguments, self.budget.remaining) + UNITS_PER_FIELD))
 
     def _format(self, layout: Any, *args: Any, **kwargs: Any) -> str:
-        self._check_format(str(layout), PERCENT_FIELD, "%", [args, kwargs])
+        self._charge_format(str(layout), PERCENT_FIELD, "%", [args, kwargs])
         return str(layout) % (kwargs or args)
 
     def _concat(self, parts: Sequence[Any]) -> str:
@@ -182,16 +177,17 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     @pass_context
     def _map(self, context: Context, items: Iterable[Any], *args: Any, **kwargs: Any) -> list[Any]:
-        return self.budget.check_size(self.budget.charge_result(FILTERS["map"](context, items, *args, **kwargs)))
+        mapped = FILTERS["map"](context, items, *args, **kwargs)
+        return self.budget.charge_container(self.budget.charge_result(mapped))
 
     def _replace(self, text: Any, old: str, new: str, count: int | None = None) -> str:
         text, old, new = str(text), str(old), str(new)
-        self.budget.spend(len(text) + text.count(old) * len(new))
+        self.budget.charge(len(text) + text.count(old) * len(new))
         return text.replace(old, new, -1 if count is None else count)
 
     def _indent(self, text: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
         margin = len(width) if isinstance(width, str) else int(width)
-        self.budget.spend((str(text).count("\n") + 1) * (margin + 1))
+        self.budget.charge((str(text).count("\n") + 1) * (margin + 1))
         return FILTERS["indent"](str(text), width, first, blank)
 
     def _tojson(
@@ -210,60 +206,24 @@ class Sandbox(ImmutableSandboxedEnvironment):
         )
         return "".join(self.budget.charge_each(encoder.iterencode(value)))
 
+    @pass_context  # a function of the context also keeps Jinja from printing constants at compile time
+    def _charge_output(self, context: Context, value: Any) -> str:
+        """Charge for the text that `{{ ... }}` prints, and return it."""
+        text = value if isinstance(value, str) else str(value)
+        self.budget.charge(len(text) + 1)
+        return text
 
-@pass_context  # this also keeps Jinja from printing constants at compile time
-def _charge_output(context: Context, value: Any) -> Any:
-    """Convert the value of a `{{ ... }}` to text and charge for it."""
-    text = value if isinstance(value, str) else str(value)
-    cast(Sandbox, context.environment).budget.spend(len(text) + 1)
-    return text
 
-
-def _check_numbers(values: Iterable[Any]) -> None:
+def _reject_large_numbers(values: Iterable[Any]) -> None:
     for value in values:
-        if isinstance(value, int) and abs(value) > MAX_NUMBER:
-            raise SecurityError(f"the argument {value:.3e} is larger than {MAX_NUMBER:,}")
+        if isinstance(value, int) and abs(value) > MAX_ARGUMENT:
+            raise SecurityError(f"expected an argument from -{MAX_ARGUMENT:,} to {MAX_ARGUMENT:,}, got {value:.3e}")
 
 
 def _product_size(left: Any, right: Any) -> int:
-    """Return the size of `left * right` in units."""
+    """Return the units that computing `left * right` costs."""
     if isinstance(left, int):
         left, right = right, left
     if isinstance(left, str | list | tuple) and isinstance(right, int):
         return deep_size(left, limit=10**9) * max(right, 0)
     return 1
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(str(message))
-
-
-def _strftime_now(layout: str) -> str:
-    if not DATE_LAYOUT.fullmatch(layout):
-        raise SecurityError(
-            f"the date layout {layout[:60]!r} has more than 100 characters and fields, or a field with a width"
-        )
-    return datetime.now().strftime(layout)
-
-
-class _Namespace(Namespace):
-    """Jinja's `namespace()` with two fixes: it rejects names such as `__class__`, and its repr omits its contents."""
-
-    def __init__(*args: Any, **kwargs: Any) -> None:  # no `self`: `namespace(self=1)` is allowed
-        self, *given = args
-        attributes = dict(*given, **kwargs)
-        for name in attributes:
-            _reject_private(name)
-        Namespace.__init__(self, attributes)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _reject_private(name)
-        super().__setitem__(name, value)
-
-    def __repr__(self) -> str:
-        return "<Namespace>"
-
-
-def _reject_private(name: Any) -> None:
-    if str(name).startswith("_"):
-        raise SecurityError(f"a namespace may not hold the private name {name!r}")
