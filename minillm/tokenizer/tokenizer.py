@@ -126,7 +126,7 @@ class Tokenizer:
 
     @property
     def algorithm(self) -> str:
-        """The algorithm that splits text into tokens: "byte-level BPE", "SentencePiece BPE", "Unigram", ..."""
+        """The algorithm's name for display: "byte-level BPE", "SentencePiece BPE", "Unigram", ..."""
         name = type(self._backend.model).__name__
         decoder = str(self._backend.decoder)
         if "ByteLevel" in decoder:

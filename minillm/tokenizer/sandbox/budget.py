@@ -9,16 +9,23 @@ from typing import Any
 from jinja2.sandbox import SecurityError
 
 STEP = 10  # units charged for a loop iteration, an operation or a call
-BASE_SECONDS = 2.0  # CPU time that any rendering may take, in seconds
-UNITS_PER_SECOND = 50_000_000  # one more second is allowed for each of these units in the budget
+BASE_SECONDS = 2.0  # CPU time that any rendering may take
+UNITS_PER_SECOND = 50_000_000  # each 50 million units of the budget allow one more second
 MAX_DEPTH = 100  # levels of nested containers
 MAX_INTEGER = 2**64
 
 
 class Budget:
-    """The units of work and the CPU time of the current thread that a rendering may still use.
+    """The work and the CPU time of the current thread that a rendering may still use.
 
-    A unit is about one character or item. `units` is the initial budget, and `remaining` what is left of it.
+    Work is counted in units, each about one character or item of a result.
+
+    Attributes
+    ----------
+    units : the initial budget
+    remaining : the units not used yet
+    seconds : the limit of CPU time
+    deadline : CPU time of the thread at which the limit is reached, in seconds
     """
 
     def __init__(self, units: int):
@@ -62,8 +69,8 @@ class Budget:
     def charge_container(self, value: Any) -> Any:
         """Charge for building a container and return it. Raise `SecurityError` if its deep size exceeds the budget.
 
-        Without this check, `x = [x, x]` repeated forty times is a small object that takes 2^40 steps to print or to
-        compare. The limit is the initial budget, not what is left of it.
+        Without this check, repeating `x = [x, x]` forty times builds a small object that takes 2^40 steps to print or to
+        compare. The limit is the initial budget, not the remaining one.
         """
         self.charge(STEP)
         if deep_size(value, self.units) > self.units:

@@ -1,14 +1,14 @@
 """BudgetedEnvironment: a Jinja environment in which templates cannot reach outside, run for long, or use much memory.
 
-Jinja's immutable sandbox already protects Python's internals and files. It does not limit how much work a template
-does: `'a' * 10**10`, five nested loops, or a string doubled forty times. Three rules limit the work:
+Jinja's immutable sandbox already denies templates access to Python's internals and to files. It does not limit how much
+work a template does: `'a' * 10**10`, five nested loops, a string doubled forty times. Three rules limit the work:
 
 1. Syntax that no chat template needs is rejected: tags that load or inherit templates, powers, `varargs`, and integers
    of more than 64 bits.
 2. Every rendering has a `Budget`. It is charged for each step and for each character and item produced. An operation
-   that can produce much from little (`*`, `replace`, `join`, ...) is charged before it runs, because afterwards the
-   memory is already in use. A container is charged for its contents when it is built, and containers nest at most
-   `MAX_DEPTH` levels deep.
+   that can produce a large result from small inputs (`*`, `replace`, `join`, ...) is charged before it runs, because
+   afterwards the memory is already in use. The contents of a container are counted when it is built, and containers
+   nest at most `MAX_DEPTH` levels deep.
 3. Rule 2 keeps every value small, so no single operation on values is slow. Every operation passes through this class,
    and the budget checks the time.
 """
@@ -32,8 +32,8 @@ from minillm.tokenizer.sandbox.syntax_tree import ChargingTransformer, Generatio
 
 MAX_ARGUMENT = 100_000  # absolute value of an integer argument that can determine a size, such as a width or precision
 
-# The built-in filters that a template may use. Missing are filters that can produce much from little (center, batch,
-# groupby, ...) and filters that text does not need (random, urlize, xmlattr, ...).
+# The built-in filters that a template may use. The list omits filters that can produce large results from small inputs
+# (center, batch, groupby, ...) and filters that no chat template needs (random, urlize, xmlattr, ...).
 BUILT_IN_FILTERS = (
     *("abs", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float", "int"),
     *("items", "last", "length", "list", "lower", "max", "min", "reject", "rejectattr", "reverse", "round", "safe"),
@@ -41,7 +41,7 @@ BUILT_IN_FILTERS = (
 )
 SIZED_FILTERS = ("indent", "round", "tojson")  # filters whose integer arguments determine the size of the result
 
-# Methods that produce much from little and that no chat template needs.
+# Methods that can produce large results from small inputs and that no chat template needs.
 FORBIDDEN_METHODS = (
     *("changed", "encode", "expandtabs", "format_map", "from_bytes", "fromkeys", "maketrans", "striptags", "to_bytes"),
     *("translate", "unescape"),
@@ -50,7 +50,7 @@ FORBIDDEN_METHODS = (
 # Format fields whose widths have at most two digits: `%s`, `%(name)5.2f`, and `{}`, `{name:>5}`.
 PERCENT_FIELD = re.compile(r"%(?:\(\w*\))?[-+ #0]*\d{0,2}(?:\.\d{0,2})?[a-zA-Z%]")
 BRACE_FIELD = re.compile(r"\{\{|\}\}|\{[\w.]*(?:![rsa])?(?::[<>=^]?[-+ ]?#?,?\d{0,2}(?:\.\d{1,2})?[a-z%]?)?\}")
-UNITS_PER_FIELD = 500  # more characters than any such field makes of a number
+UNITS_PER_FIELD = 500  # more characters than such a field produces for any number
 
 
 class BudgetedEnvironment(ImmutableSandboxedEnvironment):
@@ -67,7 +67,7 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
             optimized=False,  # the optimizer would compute constants at compile time, where no budget applies
         )
         self.budget = budget
-        # `lipsum`, `cycler` and `joiner` are missing. `dict` is a function, because the type has methods of its own.
+        # Jinja's `lipsum`, `cycler` and `joiner` are omitted. `dict` is a function, because the type has methods.
         self.globals = {
             "range": self.globals["range"],
             "dict": lambda *args, **kwargs: dict(*args, **kwargs),

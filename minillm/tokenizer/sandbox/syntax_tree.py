@@ -1,8 +1,8 @@
 """Checks and rewrites the syntax tree of a chat template before it is compiled.
 
-Syntax that no chat template needs is rejected. Jinja does some work implicitly, for example in a slice, a comparison or
-a list display. There the rewritten tree calls the filters `charge_result`, `charge_container` and `concat`, or the
-environment's `charge_iteration`, so that the sandbox charges for the work.
+Syntax that no chat template needs is rejected. Some work of Jinja does not pass through the sandbox, such as a slice, a
+comparison, or building a list. For such work, calls that charge the budget are inserted into the tree: the filters
+`charge_result`, `charge_container` and `concat`, and the environment's method `charge_iteration`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from minillm.tokenizer.sandbox.budget import MAX_INTEGER
 
 MAX_NODES = 10_000  # nodes in a template's syntax tree; compiling takes 40 µs and 10 kB per node
 
-# Statements that a template may use. Missing are `block`, `call`, and the tags that load other templates.
+# Statements that a template may use. `block`, `call`, and the tags that load other templates are excluded.
 ALLOWED_STATEMENTS = (
     *(nodes.Output, nodes.If, nodes.For, nodes.Break, nodes.Continue, nodes.Macro, nodes.Assign, nodes.AssignBlock),
     *(nodes.FilterBlock, nodes.With, nodes.Scope, nodes.ExprStmt),
@@ -39,7 +39,7 @@ class GenerationTag(Extension):
 
 
 class ChargingTransformer(NodeTransformer):
-    """Rejects forbidden syntax, and inserts calls that charge for the work that Jinja does implicitly."""
+    """Rejects forbidden syntax, and inserts calls that charge for work that does not pass through the sandbox."""
 
     def __init__(self) -> None:
         self._num_nodes = 0
