@@ -1,7 +1,7 @@
 """Pre-tokenizers, which split text into pieces before BPE merges the tokens of each piece. A file names the one to use.
 
-A token never spans two pieces, so the pre-tokenizer determines the possible tokens: a word with the space before it, one
-digit or three, a run of punctuation. Text that is split differently than in training looks misspelled to the model.
+A token never spans two pieces, so the pre-tokenizer determines the possible tokens: a word with the space before it,
+one digit or three, a run of punctuation. Text that is split differently than in training looks misspelled to the model.
 Each pre-tokenizer here is a pipeline from the `tokenizer.json` that the model's authors published. Most steps are
 regular expressions whose matches become separate pieces. Each step splits the pieces of the previous step.
 

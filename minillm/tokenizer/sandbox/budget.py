@@ -69,8 +69,8 @@ class Budget:
     def charge_container(self, value: Any) -> Any:
         """Charge for building a container and return it. Raise `SecurityError` if its deep size exceeds the budget.
 
-        Without this check, repeating `x = [x, x]` forty times builds a small object that takes 2^40 steps to print or to
-        compare. The limit is the initial budget, not the remaining one.
+        Without this check, repeating `x = [x, x]` forty times builds a small object that takes 2^40 steps to print or
+        to compare. The limit is the initial budget, not the remaining one.
         """
         self.charge(STEP)
         if deep_size(value, self.units) > self.units:
