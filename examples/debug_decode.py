@@ -70,7 +70,7 @@ class EngineParts:
     def for_model(cls, llm: LLM) -> EngineParts:
         """Return parts with an empty cache and no requests."""
         if llm.tokenizer is None:
-            raise RequestError("this model has no tokenizer; choose one that has")
+            raise RequestError("this model has no tokenizer; choose one that has one")
         kv_cache = KVCache(llm.config, NUM_BLOCKS, CONFIG.block_size)
         return cls(llm, llm.tokenizer, kv_cache, CONFIG.scheduler(kv_cache), StepRecorder(no_clock))
 

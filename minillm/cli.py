@@ -54,7 +54,7 @@ def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int = 128)
         parser.add_argument(name, type=kind, default=default, metavar=metavar, help=text)
 
     option("--max-tokens", int, max_tokens, "N", f"maximum number of new tokens (default: {max_tokens})")
-    option("--temperature", float, 0.0, "T", "0 always takes the best token, above 0 draws (default: 0)")
+    option("--temperature", float, 0.0, "T", "0 chooses the most likely token, above 0 draws (default: 0)")
     option("--top-k", int, 0, "K", "draw among the K best tokens (default: 0, all)")
     option("--top-p", float, 1.0, "P", "draw among the most likely tokens that reach probability P (default: 1, all)")
     option("--min-p", float, 0.0, "P", "drop tokens less likely than P times the best (default: 0, none)")
@@ -195,7 +195,7 @@ def add_bench_options(parser: argparse.ArgumentParser) -> None:
     option(
         "--peer-python",
         "PATH",
-        "a Python that has them (can be repeated; default: this one)",
+        "a Python in which they are installed (can be repeated; default: this one)",
         action="append",
     )
     option("--as", "TYPE", "type in which llama.cpp first stores the model: Q8_0, F16, F32, ...", dest="storage")

@@ -307,9 +307,9 @@ for width, shift in ((64, 4), (64, 0), (192, 4), (192, 0)):
     print(f"{width:3} lanes, {4 * shift:2} bytes off: {10_000 * 2 * 4 * 32 * width / seconds / 1e9:4.0f} GFLOP/s")
 
 # %% [markdown]
-# A vector that straddles two lines is read twice. (This happens to vectors as long as a line, as in AVX-512; shorter
-# ones are affected less.) Three tiles side by side are also faster than one, because the other work of an iteration,
-# preparing 16 numbers of `x`, then serves all three. Around this loop:
+# A vector that straddles two lines is read twice. (This affects vectors that are as long as a line, as in AVX-512;
+# shorter ones are affected less.) Three tiles side by side are also faster than one, because the other work of an
+# iteration, preparing 16 numbers of `x`, then serves all three. Around this loop:
 #
 # {{ source: minillm.ops.jit.products._multiply_rows }}
 

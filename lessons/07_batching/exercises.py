@@ -47,7 +47,7 @@ def schedule(self: Scheduler) -> StepPlan:
     Three methods fill a plan. Each one stops when the step's token budget is used up:
 
     self._decode(plan) : advance every running sequence that is past its prompt by one token.
-    self._prefill(plan) : advance the running sequences whose prompts are not computed to the end.
+    self._prefill(plan) : advance the running sequences whose prompts are not fully computed.
     self._admit(plan) : admit as many waiting sequences as there is room for, and start their prompts.
 
     `self.policy` determines which methods to call, and in which order:

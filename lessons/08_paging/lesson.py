@@ -64,7 +64,7 @@ pool = 65_536
 
 
 def contiguous(reserve):
-    """Return mean positions while requests wait: tokens, future tokens, never used, holes; and requests at once."""
+    """Return means while requests wait: positions (tokens, future tokens, never used, holes), and running requests."""
     waiting = list(zip(prompts.tolist(), answers.tolist(), strict=True))[::-1]
     running, seen = [], []  # running: [start, end, tokens, tokens at the end]
     while waiting:
@@ -341,9 +341,9 @@ for order, values in rates.items():
     print(f"{order:22}", *(f"{value:6.0%}" for value in values))
 
 # %% [markdown]
-# If a user's next turn comes immediately, a pool for one conversation finds all that can be found. If the turns of 47
-# other users come in between, the pool must hold all their histories. A smaller pool mostly holds conversations that
-# are evicted before the next turn. An index alone is not enough: *where* and *when* a request runs matters, too.
+# If a user's next turn comes immediately, a pool that holds one conversation finds all that can be found. If the turns
+# of 47 other users come in between, the pool must hold all their histories. A smaller pool mostly holds conversations
+# that are evicted before the next turn. An index alone is not enough: *where* and *when* a request runs matters, too.
 #
 # ## Sliding windows
 #

@@ -136,7 +136,7 @@ class Worker:
     def _exit_message(self) -> str:
         """Return how the process ended, and the last line of its stderr."""
         if self._timed_out:
-            return f"the engine did not answer within {self._patience:.0f} s and was ended"
+            return f"the engine did not answer within {self._patience:.0f} s and was killed"
         try:
             status = self._process.wait(timeout=2)
         except subprocess.TimeoutExpired:  # alive, but its reply was not JSON

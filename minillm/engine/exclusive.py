@@ -61,8 +61,8 @@ class ThreadReservation:
         """
         if os.getpid() != self._process:
             raise RequestError(
-                "this LLM was made before a fork(), and OpenMP's threads do not survive one: start processes with "
-                'multiprocessing.get_context("spawn"), and make the LLM in the new process'
+                "this LLM was created before a fork(), and OpenMP's threads do not survive one: start processes with "
+                'multiprocessing.get_context("spawn"), and create the LLM in the new process'
             )
         with self._lock:
             if self._num_calls and self._thread != threading.get_ident():

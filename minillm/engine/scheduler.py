@@ -5,7 +5,7 @@
     static      run a batch to its end, then take the next one: what production systems once did
     continuous  sequences join and leave at every step (Yu et al. 2022, Orca); new prompts go first, and decodes wait
                 while they are computed
-    chunked     as continuous, but prompts are split into chunks that fill the budget left by the decodes, so a decode
+    chunked     like continuous, but prompts are split into chunks that fill the budget left by the decodes; a decode
                 never waits for a long prompt (Agrawal et al. 2024, Sarathi-Serve)
 
 A sequence is admitted when there are blocks for all of its tokens, and takes another block each time its last one is
@@ -88,7 +88,7 @@ class Scheduler:
         self.policy = policy
         self.max_batch_tokens = check_integer("max_batch_tokens", max_batch_tokens, 1)
         self.max_sequences = check_integer("max_sequences", max_sequences, 1)
-        self.watermark = check_number("watermark", watermark, "from 0 up to but not 1", 0, 1, excluded=1)
+        self.watermark = check_number("watermark", watermark, "at least 0 and less than 1", 0, 1, excluded=1)
         self.prefix_caching = prefix_caching
         self.running: list[Sequence] = []
         self.waiting = WaitingQueue(admission)

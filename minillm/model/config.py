@@ -12,10 +12,10 @@ class RopeScaling:
     linear         divides every frequency by `factor` (Chen et al. 2023, arXiv:2306.15595)
     llama3         divides only low frequencies, whose wavelength exceeds the original context, and blends the ones in
                    between (Llama 3.1, Meta 2024)
-    yarn           does the same with other bounds, and multiplies queries and keys by `attention_factor` (Peng et al.
-                   2023, arXiv:2309.00071)
+    yarn           does the same with different bounds, and multiplies queries and keys by `attention_factor` (Peng et
+                   al. 2023, arXiv:2309.00071)
     per_frequency  divides frequency i by `factors[i]`. Files store LongRoPE's searched factors this way (Ding et al.
-                   2024, arXiv:2402.13753), and GGUF files also llama3.
+                   2024, arXiv:2402.13753), and GGUF files store llama3's as well.
 
     The `dynamic` kind is not here, because it takes effect only on texts longer than the model's context, which minillm
     rejects.

@@ -114,7 +114,7 @@ def _scalar_reader(scalar: type) -> Reader:
         if not has_type or (scalar is float and not abs(value) <= sys.float_info.max):
             raise _unexpected(value, location, expected)
         if scalar is int and not -MAX_INTEGER <= value <= MAX_INTEGER:
-            raise _unexpected(value, location, "an integer of at most 2^53 - 1 in size")
+            raise _unexpected(value, location, "an integer of magnitude at most 2^53 - 1")
         return scalar(value)
 
     return read

@@ -442,7 +442,7 @@ def test_a_queue_of_thousands_who_left_does_not_keep_them():
         ({"admission": "richest"}, "admission is 'richest'; it can be fcfs, priority, shortest"),
         ({"max_batch_tokens": 0}, "max_batch_tokens is 0; it must be a whole number, 1 or more"),
         ({"max_sequences": 0}, "max_sequences is 0"),
-        ({"watermark": 1.0}, "watermark is 1.0; it must be a finite number, from 0 up to but not 1"),
+        ({"watermark": 1.0}, "watermark is 1.0; it must be a finite number, at least 0 and less than 1"),
         ({"watermark": "a bit"}, "watermark is 'a bit'"),
     ],
 )

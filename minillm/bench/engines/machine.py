@@ -21,7 +21,7 @@ class MachineLimits:
             read_all(numbers, sums)
             rates.append(numbers.nbytes / (perf_counter() - started))
         if sums.sum() != numbers.size:
-            raise RuntimeError("the sum is wrong, so not all was read")
+            raise RuntimeError("the sum is wrong, so not all memory was read")
         return rates[1:]  # the first repeat compiled the kernel
 
     def matrix_product(self, size: int, repeats: int) -> list[float]:

@@ -6,7 +6,7 @@ is not enough, there are *kernels* in CUDA C++, which CuPy compiles at their fir
     packing.py                    weights in words of 32 bits, as the kernels read them
     products.py, products.cu      matrix products and embedding; weights stay quantized on the GPU
     attention.py, attention.cu    writing to the paged cache, and attention over it, block by block
-    norms.py, norms.cu            norms; and the choice of experts
+    norms.py, norms.cu            norms, and expert routing
     device.py                     finding a GPU, compiling a kernel
 
 The source of a kernel describes *one* of thousands of threads. Threads form *thread blocks*, not to be confused with

@@ -1,4 +1,4 @@
-"""Weights as the GPU kernels read them: neighbouring inputs of one output in a 32-bit word, outputs side by side.
+"""Weights as the GPU kernels read them: consecutive inputs of one output in a 32-bit word, outputs side by side.
 
 A thread computes one output, and the 31 threads in step with it compute the next outputs. They should read neighbouring
 words, so a matrix [O, I] is stored with outputs innermost, `[I/Q, words per block, O]`: block of Q inputs, word within

@@ -6,10 +6,10 @@
     microkernel.py      the innermost loop: four rows of numbers times a tile
     products.py         matrix products, for one row and for many
     attention.py        attention over the paged cache
-    routing.py          the experts of a token
+    routing.py          expert routing
     layers.py           all layers in one call
     float16.py          float16, a type that Numba does not have, as bits
-    prefetching.py      requests to memory ahead of need
+    prefetching.py      requests for memory before it is needed
     pointwise.py        embedding, norms, rotary embedding, activations
     compiling.py        compiler options, and the number of threads
 

@@ -2,10 +2,10 @@
 
     float32     unchanged: [Q, 64], input within the block and lane
     bfloat16    the upper half of a float32, in uint16: [Q, 64]
-    8 bits      codes from 0 to 255, four neighbouring inputs per 32-bit word: [Q/4, 64]
-    4 bits      codes from 0 to 15, eight neighbouring inputs per word: [Q/8, 64]
-    5 bits      codes from 0 to 31, 32 neighbouring inputs in five words: [Q/32, 5, 64]
-    6 bits      codes from 0 to 63, 16 neighbouring inputs in three words: [Q/16, 3, 64]
+    8 bits      codes from 0 to 255, four consecutive inputs per 32-bit word: [Q/4, 64]
+    4 bits      codes from 0 to 15, eight consecutive inputs per word: [Q/8, 64]
+    5 bits      codes from 0 to 31, 32 consecutive inputs in five words: [Q/32, 5, 64]
+    6 bits      codes from 0 to 63, 16 consecutive inputs in three words: [Q/16, 3, 64]
 
 Within a word, the first input has the lowest bits. Codes of 5 and 6 bits are split. The lower four bits of eight inputs
 are packed into a word as 4-bit codes are; the upper one or two bits of all inputs of the group share its last word. To
@@ -82,7 +82,7 @@ def pack(codes: np.ndarray, block_size: int, bits: int, zero: int) -> np.ndarray
 
 @compiled_parallel
 def _pack_words(codes, zero, bits, words):
-    """Pack the codes of neighbouring inputs, `bits` each, into words of 32 bits."""
+    """Pack the codes of consecutive inputs, `bits` each, into words of 32 bits."""
     outputs = codes.shape[0]
     tiles, blocks, steps, _ = words.shape
     codes_per_word = 32 // bits
