@@ -6,8 +6,8 @@
 
 Three things are checked: every operation differs from the reference by at most 2e-5 of its largest number; the model's
 logits are close to the CPU backends' logits and its greedy completions are the same; and a completion has the same bits
-alone and in a batch. The check should take less than five minutes, mostly for compiling. The exit status is 0 if all
-checks pass, 1 if one fails, and 2 if there is no GPU to check on.
+alone and in a batch. The check should take less than five minutes, most of it spent compiling. The exit status is 0 if
+all checks pass, 1 if one fails, and 2 if there is no GPU to check on.
 """
 
 import argparse

@@ -19,7 +19,7 @@ def write_kv(
     """Write each token's key and value [T, G, K] to layer `layer_in_block` of the blocks; change nothing else.
 
     key_blocks is [N, layers, G, K, B] and value_blocks is [N, layers, G, B, K]; both are changed in place. Note that
-    their last two axes are in opposite order. Of slots [T], token t belongs at offset `slots[t] % B` of block
+    their last two axes are in opposite order. slots is [T]: token t belongs at offset `slots[t] % B` of block
     `slots[t] // B`.
     """
     raise NotImplementedError("your turn")

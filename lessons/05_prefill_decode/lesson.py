@@ -75,8 +75,8 @@ for T in (1, 2, 4, 16, 64, 512):
     print(f"{T:6}   ", *(f"{intensity(T, size):9.1f}" for size in formats.values()))
 
 # %% [markdown]
-# Decode is the first line and prefill the last. Between them is a factor of 512 in the operations for each byte that is
-# read. Fewer bits per weight raise every line, but at most eightfold.
+# Decode is the first line and prefill the last. They differ by a factor of 512 in the operations per byte read. Fewer
+# bits per weight raise every line, but at most eightfold.
 #
 # ## What can this machine do?
 #
@@ -248,8 +248,8 @@ for context in (64, 1024, 4096):
 # ## Moving to the right
 #
 # A decode step wastes arithmetic, because a weight that has been read from memory is used for only one token. If
-# several users are waiting, it can be used for a token of each: `S` sequences in a step share one reading of the
-# weights. (In the figure, these are the five points of decode.) With the bytes of our file, intensity grows like this:
+# several users are waiting, it can be used for a token of each: one read of the weights serves all `S` sequences of a
+# step. (In the figure, these are the five points of decode.) With the bytes of our file, intensity grows like this:
 
 # %%
 from minillm.trace.roofline import Work, attention_flops, decode_work
@@ -291,10 +291,10 @@ for length, metrics in measured.items():
 
 # %% [markdown]
 # Now you can predict the effect of a change. A prompt of twice the length doubles the TTFT and hardly changes the TPOT.
-# Weights of half the bytes improve the TPOT and not the TTFT. More users in a step do not change the TPOT of each as
-# long as the step is left of the ridge, so the total tokens per second rise; right of it, everyone waits longer. A long
-# prompt that is computed between two decode steps delays every other user's next token by its TTFT. That problem is the
-# subject of lesson 9.
+# Halving the bytes of the weights improves the TPOT and not the TTFT. More users in a step do not change the TPOT of
+# each user as long as the step is left of the ridge, so the total tokens per second rise; right of it, everyone waits
+# longer. A long prompt that is computed between two decode steps delays every other user's next token by its TTFT. That
+# problem is the subject of lesson 9.
 #
 # ## What production systems do differently
 #

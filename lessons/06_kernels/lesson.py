@@ -244,14 +244,14 @@ for bit in (0, 8):
     print(f"{floats[200]:.0f}; exact for all 256: {np.array_equal(floats - power, integers)}")
 
 # %% [markdown]
-# Why is this exact? A float32 has 23 bits after the leading one. From 2²³ on, the lowest bit counts ones, and no
+# Why is this exact? A float32 has 23 bits after the leading one. From 2²³ on, the lowest bit has the value 1, and no
 # fraction is left. So the "or" *is* the addition 2²³ + i, and the difference is a small integer that needs no rounding.
 # Signed codes are stored with 128 added, and 2²³ + 128 is subtracted instead of 2²³.
 #
 # The second line is for packed codes. With AVX-512, widening a byte to a 32-bit lane is the slowest operation. So
 # minillm packs the codes of four neighbouring *inputs* into one 32-bit word (eight 4-bit codes). A lane is then as wide
 # as its float, and a loaded word is used four or eight times. A code in higher bits of the word is masked but need not
-# be shifted: for 2¹⁵, bit 8 counts ones. Only a code beyond the fraction's 23 bits has to be shifted down:
+# be shifted: for 2¹⁵, bit 8 has the value 1. Only a code beyond the fraction's 23 bits has to be shifted down:
 #
 # {{ source: minillm.ops.jit.weight_formats._eight_bits }}
 #
@@ -277,7 +277,7 @@ if plt:
     figure.suptitle("The speed of each step (dotted: the memory's read speed)")
 
 # %% [markdown]
-# On the left, the bars get about as long as memory allows. The right side shows what a user notices: at the same GB/s,
+# On the left, the bars are about as long as memory allows. The right side shows what a user notices: at the same GB/s,
 # fewer bits mean more weights. Where a bar ends before the dotted line, unpacking and multiplying keep the cores busy.
 #
 # ## Many rows
@@ -322,7 +322,7 @@ for T in (1, 4, 16, 64, 256):
 print(f"BLAS, float32, {T} rows: {2 * W.size * T / best_seconds(lambda: rows @ W.T, repeats=2) / 1e9:.0f}")
 
 # %% [markdown]
-# (NumPy's BLAS did not recognize the processor that made this page, and chose code for vectors of 8. With
+# (NumPy's BLAS did not recognize the processor of the machine that ran this page, and chose code for vectors of 8. With
 # `OPENBLAS_CORETYPE=SkylakeX` in the environment, which selects vectors of 16, it reached 460.)
 #
 # What about the bits? The kernel for few rows and the kernel for many share only the order of their sums.

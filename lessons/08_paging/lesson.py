@@ -5,7 +5,7 @@
 #
 # Lesson 7 filled the batch until memory was full, so wasted memory means smaller batches. We first measure how much is
 # lost when every request gets one contiguous region; then we divide memory into blocks and measure again. With block
-# tables, two sequences can also list the same block, so that one reuses what the other has computed. This takes an
+# tables, two sequences can also list the same block, so that one reuses what the other has computed. This requires an
 # index of cached prefixes, an eviction rule, and a rule for writing to shared blocks.
 
 # %%
@@ -375,7 +375,8 @@ print(np.array(traces["5 of 6"].steps[60].running[0].block_tables))  # a row per
 print("same tokens and bits:", answers_of(traces["5 of 6"]) == answers_of(traces["5 of 6, kept"]))
 
 # %% [markdown]
-# With windows everywhere, a sequence soon stops growing; with windows in five of six layers, a sixth keeps growing.
+# With windows everywhere, a sequence's memory soon stops growing; with windows in five of six layers, a sixth of it
+# keeps growing.
 #
 # ## What production systems do differently
 #

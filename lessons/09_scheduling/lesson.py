@@ -51,8 +51,8 @@ except ImportError:
 # ## A long prompt arrives
 #
 # Four users are reading their answers as the tokens arrive. Then a new request comes with a prompt of 512 tokens. We
-# serve it under two policies. *Continuous* computes prompts first, and whole. *Chunked* first gives every decode its
-# token, and then fills the rest of the step's budget, here 64 tokens, with a chunk of the prompt.
+# serve it under two policies. *Continuous* computes prompts first, each in a single step. *Chunked* first gives every
+# decode its token, and then fills the rest of the step's budget, here 64 tokens, with a chunk of the prompt.
 
 # %%
 openings = [f"{place} is a city where" for place in ("Paris", "Cairo", "Lima", "Kyoto")]
@@ -144,11 +144,11 @@ if plt:
 
 # %% [markdown]
 # Lower on the curve is better for the long prompt, further left is better for the readers, and each budget is a point
-# on it. In the right half, larger budgets cost the readers much and help the long prompt little. Above the ridge point
-# (lesson 5), twice the tokens take twice the time, so large steps are no more efficient than medium ones. In the left
-# half, smaller budgets delay the long prompt more and more: a chunk of four tokens reads all the weights for four
-# tokens. A good budget is the smallest that still keeps the machine busy. On a CPU that is a few dozen tokens; on an
-# accelerator, whose ridge point is at hundreds of tokens, it is 512 or 2,048.
+# on it. In the right half, larger budgets cost the readers a lot and help the long prompt only a little. Above the
+# ridge point (lesson 5), twice the tokens take twice the time, so large steps are no more efficient than medium ones.
+# In the left half, smaller budgets delay the long prompt more and more: a chunk of four tokens reads all the weights
+# for four tokens. A good budget is the smallest that still keeps the machine busy. On a CPU that is a few dozen tokens;
+# on an accelerator, whose ridge point is at hundreds of tokens, it is 512 or 2,048.
 #
 # ## What does each policy gain under load?
 #
@@ -314,11 +314,11 @@ for watermark, totals in outcomes.items():
 
 # %% [markdown]
 # With nothing reserved, sequences are admitted, preempted and admitted again, and half as many tokens as the requests
-# need are computed a second time. With much reserved, no sequence is preempted, but the batch has room that stays
-# unused. Where is the optimum? By steps, it is near 0 %; by tokens computed, it is above 10 %. Both answers are right,
-# on different machines. If a step costs the same for any number of tokens (an accelerator, left of its ridge point),
-# steps are time, and recomputing is nearly free. If each token costs (our CPU), it is not. This is the trade-off of
-# overbooking a flight: the answer depends on the cost of rebooking.
+# need are computed a second time. With a large reserve, no sequence is preempted, but room in the batch stays unused.
+# Where is the optimum? Measured in steps, it is near 0 %; measured in computed tokens, it is above 10 %. Both answers
+# are right, on different machines. If a step costs the same for any number of tokens (an accelerator, left of its ridge
+# point), steps are time, and recomputing is nearly free. If every token takes time (our CPU), it is not. This is the
+# trade-off of overbooking a flight: the answer depends on the cost of rebooking.
 #
 # ## Which request goes first?
 #
@@ -362,12 +362,12 @@ if plt:
 
 # %% [markdown]
 # *Shortest* cuts the mean wait to a quarter. Short requests hardly notice the load. A long one waits until no shorter
-# request is left: the unluckiest waits four times as long as the worst case under *first come, first served*, and in a
-# service whose queue never empties it could wait forever. By its mean, and even by its 95th percentile, this order wins
-# easily; only the right end of the figure shows who pays. With *priority*, paid requests wait a fifth as long, and the
-# others a seventh longer. That is cheap while few pay; if all pay, none gains. The two orders differ in kind. Serving
-# short requests first reduces the *sum* of all waits, because one request waiting for ten short ones is better than ten
-# waiting for one long one. Priority only moves waiting time from some requests to others.
+# request is left: the unluckiest request waits four times as long as the worst case under *first come, first served*,
+# and in a service whose queue never empties it could wait forever. Judged by the mean, and even by the 95th percentile,
+# this order wins easily; only the right end of the figure shows who pays. With *priority*, paid requests wait a fifth
+# as long, and the others a seventh longer. That is cheap while few pay; if all pay, none gains. The two orders differ
+# in kind. Serving short requests first reduces the *sum* of all waits, because one request waiting for ten short ones
+# is better than ten waiting for one long one. Priority only moves waiting time from some requests to others.
 #
 # ## What production systems do differently
 #

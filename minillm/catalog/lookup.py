@@ -114,7 +114,7 @@ def _hub_folder(hub_id: str) -> Path:
     try:
         download = huggingface_hub.snapshot_download
         folder = Path(download(hub_id, allow_patterns=HUB_FILES, ignore_patterns=HUB_SKIPPED))
-    except Exception as error:  # huggingface_hub raises errors of its HTTP library, which varies
+    except Exception as error:  # errors of the HTTP library, which differs between versions of huggingface_hub
         if isinstance(error, GatedRepoError):  # a subclass of RepositoryNotFoundError, so tested first
             advice = "accept the licence on the model's page and run `hf auth login`"
         elif isinstance(error, RepositoryNotFoundError):

@@ -174,7 +174,7 @@ def _window_everywhere(fields: Fields) -> dict[str, Any]:
 
 
 def _window_if_used(fields: Fields) -> dict[str, Any]:
-    """Give Qwen's layers from `max_window_layers` on a window, if `use_sliding_window` is true."""
+    """Give Qwen's layers a window from layer `max_window_layers` on, if `use_sliding_window` is true."""
     used, layers = fields.flag("use_sliding_window"), fields.integer("num_hidden_layers")
     first = 0 if fields.get("max_window_layers") == 0 else fields.integer("max_window_layers")
     return _windows_by_layer(fields, range(first, layers) if used else [], used)

@@ -51,7 +51,7 @@ def _available() -> int | None:
 
 
 def _number(path: Path) -> int | None:
-    """Read a file of one number; return None if it does not exist or contains "max"."""
+    """Read a number from a file; return None if the file does not exist or contains "max"."""
     try:
         text = path.read_text().strip()
     except OSError:

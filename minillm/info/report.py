@@ -52,7 +52,7 @@ def show(checkpoint: Checkpoint, memory: Memory | None, console: Console) -> Non
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Format bytes in the unit that leaves one to three digits before the point."""
+    """Format bytes in the unit that leaves one to three digits before the decimal point."""
     for unit in ("bytes", "KB", "MB", "GB"):
         if num_bytes < 1000 or unit == "GB":
             break

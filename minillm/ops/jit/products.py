@@ -25,12 +25,10 @@ from minillm.ops.jit.weight_formats import LANES, weight
 LARGEST_INTERPRETED_PRODUCT = 100_000
 
 GEMV_ROWS = 3  # maximum number of rows for which widening a block of weights first does not pay
-MAX_SHARES = (
-    256  # pieces that the tiles are divided into, at most; more than threads, so that all end at nearly one time
-)
+MAX_SHARES = 256  # maximum number of shares of the tiles; more than threads, so that all finish at nearly the same time
 TILES_AT_ONCE = 3  # tiles of outputs that many rows are multiplied with together; 15 % faster than one
 ROW_BLOCK = 64  # rows that a thread processes together, at most
-MIN_PIECES = 12  # pieces of work to aim for, so that all threads end at nearly one time
+MIN_PIECES = 12  # pieces of work to aim for, so that all threads finish at nearly the same time
 
 U4, U5, U6, U7 = map(np.uint64, range(4, 8))
 NO_BIAS = np.empty(0, np.float32)
