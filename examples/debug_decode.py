@@ -56,7 +56,7 @@ Show = Callable[..., None]
 
 @dataclass
 class EngineParts:
-    """The parts that an `Engine` joins, and the records of its steps."""
+    """The parts that an `Engine` connects, and the records of its steps."""
 
     llm: LLM
     tokenizer: Tokenizer

@@ -75,7 +75,7 @@ class LLM:
     kv_cache : the memory that it reads and writes.
     engine : Engine, the loop that serves all requests.
     context_length : maximum length of a request, prompt and answer, in tokens.
-    default_params : SamplingParams of requests that have none of their own: the recommendation in the model's files, if
+    default_params : SamplingParams of requests that specify none: the recommendation in the model's files, if
         there is one.
 
     Raises

@@ -86,7 +86,7 @@ for T in (1, 2, 4, 16, 64, 512):
 # {{ source: minillm.bench.engines.machine.read_all }}
 #
 # The second is the number of operations per second: as many as tuned code reaches with large matrices, here NumPy's
-# BLAS. Each number is measured in a process of its own, because the threads of one would disturb the other:
+# BLAS. Each number is measured in its own process, because the threads of one would disturb the other:
 
 # %% tags=["timing"]
 from minillm.bench.machine import describe_machine, measure_machine, usable_cores

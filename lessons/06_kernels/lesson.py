@@ -143,7 +143,7 @@ print(*(changed(lambda rows: rows @ W.T, T) for T in (2, 4, 16, 64)))
 # ## Lanes are outputs
 #
 # SIMD instructions process 8 or 16 neighbouring numbers at once, one in each *lane*. The reordered loop spread the
-# terms of *one* sum over the lanes. But we have 8,192 sums to compute, so each lane can compute a sum of its own:
+# terms of *one* sum over the lanes. But we have 8,192 sums to compute, so each lane can compute a separate sum:
 #
 #     reordered:  lane 0 sums k = 0, 16, 32, ...    lane 1 sums k = 1, 17, 33, ...    ...    of output o
 #     here:       lane 0 sums all k, in order,      lane 1 sums all k, in order,      ...    of outputs o, o + 1, ...

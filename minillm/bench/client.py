@@ -1,4 +1,4 @@
-"""Worker: an engine in a process of its own, called like a local object."""
+"""Worker: an engine in its own process, called like a local object."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def describe_machine(threads: int) -> Machine:
 
 
 def measure_machine(machine: Machine, *, quick: bool = False) -> None:
-    """Measure memory bandwidth and float32 peak, each in a process of its own, and add the figures to `machine`.
+    """Measure memory bandwidth and float32 peak, each in its own process, and add the figures to `machine`.
 
     In one process, the threads of NumPy's BLAS and of the reading loop would disturb each other by spinning.
 

@@ -34,7 +34,7 @@ def read_rope(fields: Fields, default_theta: float = 10000.0) -> dict[str, Any]:
 
 
 def read_two_ropes(fields: Fields) -> dict[str, Any]:
-    """Return the rotary settings of a model whose sliding-window layers use a theta of their own, without scaling.
+    """Return the rotary settings of a model whose sliding-window layers have their own theta, without scaling.
 
     `config.json` has one section per type of layer. Older files have the usual section for full-attention layers, and
     a field `rope_local_base_freq` for the theta of sliding-window layers.

@@ -1,4 +1,4 @@
-"""PrefixIndex: which prefixes of texts are in the KV cache, and in which blocks. Integers only.
+"""PrefixIndex: which prefixes are in the KV cache, and in which blocks. Integers only.
 
 A key depends on everything before it, so the content of a block is defined by its own tokens and all earlier ones. This
 gives a tree: a node holds the tokens of one full block that follow its parent's tokens, and the path to it spells a

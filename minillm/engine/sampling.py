@@ -1,7 +1,7 @@
 """Sampling: choose one token from the model's scores, as the request's parameters specify.
 
 The model gives every token of the vocabulary a score (a *logit*). Sampling turns the scores into probabilities, removes
-the tokens that are too unlikely, and draws one of the rest. Each stage is a function of its own, applied in this order:
+the tokens that are too unlikely, and draws one of the rest. Each stage is a separate function, applied in this order:
 
     penalize repeats -> temperature -> top-k -> top-p -> min-p -> draw
 """

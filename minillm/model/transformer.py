@@ -198,7 +198,7 @@ class Transformer:
         return self.ops.layer_norm(x, norm.weight, norm.bias, self.config.norm_eps)
 
     def _make_frequencies(self) -> None:
-        """Prepare the rotary frequencies. In Gemma 3, layers with a window use a theta of their own."""
+        """Prepare the rotary frequencies. In Gemma 3, layers with a window have their own theta."""
         config = self.config
         rotary_dim, scaling = config.rotary_dim or config.head_dim, config.rope_scaling
         self.frequencies = self.ops.as_vector(rope_frequencies(rotary_dim, config.rope_theta, scaling))
@@ -253,7 +253,7 @@ class Transformer:
         if len(batch.slots) != kv_cache.num_groups:
             raise ValueError(
                 f"{batch} has block tables for {len(batch.slots)} KV-cache groups, but the cache has "
-                f"{kv_cache.num_groups}: make the batch with num_groups=kv_cache.num_groups"
+                f"{kv_cache.num_groups}: create the batch with num_groups=kv_cache.num_groups"
             )
 
     @property

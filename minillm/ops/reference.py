@@ -35,7 +35,7 @@ def namespace(array: Array) -> ModuleType:
 
 
 def array_library() -> ModuleType:
-    """Return the library that makes the arrays of this backend."""
+    """Return the library that creates the arrays of this backend."""
     return np
 
 

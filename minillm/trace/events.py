@@ -47,7 +47,7 @@ class Arrival:
 
 @dataclass(slots=True)
 class Admission:
-    """A sequence left the waiting queue and got its blocks.
+    """A sequence left the waiting queue and received its blocks.
 
     Attributes
     ----------

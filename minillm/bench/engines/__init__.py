@@ -1,4 +1,4 @@
-"""The engines that are measured. `minillm.bench.worker` runs each file in a process of its own; none is imported.
+"""The engines that are measured. `minillm.bench.worker` runs each file in its own process; none is imported.
 
 Each file defines `ENGINE`, a class with these methods. Tokens are ids; times are in seconds.
 

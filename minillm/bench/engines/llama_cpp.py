@@ -84,7 +84,7 @@ class LlamaCpp:
         params.n_threads = params.n_threads_batch = self.threads
         self.context = lib.llama_init_from_model(self.model, params)
         if not self.context:
-            raise RuntimeError(f"llama.cpp cannot make a context for {num_sequences} sequences of {length} tokens")
+            raise RuntimeError(f"llama.cpp cannot create a context for {num_sequences} sequences of {length} tokens")
         self.memory = lib.llama_get_memory(self.context)
 
     def _timed_prefill(self, tokens: list[int]) -> float:

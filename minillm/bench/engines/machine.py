@@ -45,7 +45,7 @@ class MachineLimits:
 
 @numba.njit(parallel=True)
 def read_all(numbers: np.ndarray, sums: np.ndarray) -> None:
-    """Sum each row of `numbers` on a core of its own."""
+    """Sum each row of `numbers` on its own core."""
     for part in numba.prange(len(numbers)):
         row = numbers[part]
         total = 0

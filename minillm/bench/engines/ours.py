@@ -35,7 +35,7 @@ class Minillm:
         return [self._timed(self._compute, tokens, self.tables[0]) for _ in range(repeats)]
 
     def fill(self, prompts: list[list[int]]) -> None:
-        """Compute every prompt, each with block tables of its own that have room for one more token."""
+        """Compute every prompt, each with its own block tables, which have room for one more token."""
         self.length = len(prompts[0])
         self._make_cache(len(prompts), self.length + 1)
         for tokens, tables in zip(prompts, self.tables, strict=True):

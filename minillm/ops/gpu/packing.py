@@ -77,7 +77,7 @@ def as_matrix(weights: np.ndarray | QuantizedMatrix, xp: ModuleType | None = Non
         return PackedMatrix(
             _pack(_in_blocks(patterns, xp), bits, xp), none, none, bits, 0, FLOAT_BLOCK, floats.shape[1]
         )
-    bits = 4 if weights.bits == 4 else 8  # 5- and 6-bit codes have no packing of their own
+    bits = 4 if weights.bits == 4 else 8  # 5- and 6-bit codes have no separate packing
     # The words hold code + zero, which is never negative.
     zero = 128 if bits == 8 else 0 if weights.minimums is not None else 8
     if bits == 4 and (weights.codes.min(initial=-zero) < -zero or weights.codes.max(initial=-zero) > 15 - zero):

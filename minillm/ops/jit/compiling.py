@@ -92,7 +92,7 @@ def check_threads() -> None:
     Numba chooses its threading layer in that call, or in an earlier parallel loop.
     """
     if numba.threading_layer() == "workqueue" and not numba.config.DISABLE_JIT:
-        warnings.warn(SLOW_THREADS, SlowThreadsWarning, stacklevel=3)  # reported for the line that makes an LLM
+        warnings.warn(SLOW_THREADS, SlowThreadsWarning, stacklevel=3)  # reported for the line that creates an LLM
 
 
 @contextmanager
