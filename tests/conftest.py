@@ -8,6 +8,10 @@ from pathlib import Path
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # OpenBLAS has no such setting, and its threads would spin
 
+# Some tests compare one thread with two, even on one core. Numba reads this variable when it is imported.
+if (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()) == 1:
+    os.environ.setdefault("NUMBA_NUM_THREADS", "2")
+
 import pytest
 from hypothesis import HealthCheck, settings
 

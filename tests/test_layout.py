@@ -9,8 +9,9 @@ TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "minillm"
 MODULES = sorted(TESTS.rglob("*.py"))
 
-# Folders of tests without a package of the same name: helpers, the lessons, and comparisons with other implementations.
-OTHER_FOLDERS = {"support", "lessons", "oracle"}
+# Folders of tests without a package of the same name: helpers, the lessons, comparisons with other implementations, and
+# the tests of the module llm.py.
+OTHER_FOLDERS = {"support", "lessons", "oracle", "llm"}
 
 
 def imported_modules(path):

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -116,33 +117,28 @@ def test_an_installed_package_comes_first_and_is_not_imported(links, tmp_path, m
 # ---- hub ids
 
 
-@pytest.fixture
-def hub():
-    return pytest.importorskip("huggingface_hub")
-
-
-def test_a_hub_id_is_downloaded(hub, here, monkeypatch):
+def test_a_hub_id_is_downloaded(here, monkeypatch):
     downloaded = []
 
     def download(hub_id, *, allow_patterns, ignore_patterns):
         files = ["config.json", "tokenizer.json", "model-00001-of-00002.safetensors", "chat_template.jinja"]
         others = ["pytorch_model.bin", "onnx/model.onnx", "original/a.safetensors", "README.md", "x.gguf"]
-        filtered = hub.utils.filter_repo_objects(
+        filtered = huggingface_hub.utils.filter_repo_objects(
             files + others, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
         )
         assert list(filtered) == files
         downloaded.append(hub_id)
         return str(here / "owner/model")
 
-    monkeypatch.setattr(hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert resolve("Some-Owner/a.Model_1") == here / "owner/model"
     assert downloaded == ["Some-Owner/a.Model_1"]
     assert resolve("owner/model") == Path("owner/model")  # a local folder takes precedence over the hub
     assert len(downloaded) == 1
 
 
-def test_a_hub_repository_without_a_config_is_refused(hub, here, monkeypatch):
-    monkeypatch.setattr(hub, "snapshot_download", lambda hub_id, **kwargs: str(here / "owner/empty"))
+def test_a_hub_repository_without_a_config_is_refused(here, monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda hub_id, **kwargs: str(here / "owner/empty"))
     with pytest.raises(CatalogError, match=r"it has no config\.json"):
         resolve("some/model")
 
@@ -155,8 +151,8 @@ def test_a_hub_repository_without_a_config_is_refused(hub, here, monkeypatch):
         ("LocalEntryNotFoundError", "check the connection"),
     ],
 )
-def test_hub_errors_suggest_what_to_do(hub, here, monkeypatch, kind, advice):
-    class Failure(getattr(hub.errors, kind)):
+def test_hub_errors_suggest_what_to_do(here, monkeypatch, kind, advice):
+    class Failure(getattr(huggingface_hub.errors, kind)):
         def __init__(self):
             Exception.__init__(self, "what the hub said")
 
@@ -166,7 +162,7 @@ def test_hub_errors_suggest_what_to_do(hub, here, monkeypatch, kind, advice):
     def download(*args, **kwargs):
         raise Failure
 
-    monkeypatch.setattr(hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     with pytest.raises(CatalogError, match=rf"what the hub said\).*{advice}"):
         resolve("some/model")
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-
-pyplot = pytest.importorskip("matplotlib.pyplot")
+from matplotlib import pyplot
 
 LESSONS = Path(__file__).parents[2] / "lessons"
 sys.path.insert(0, str(LESSONS))

@@ -220,7 +220,6 @@ def test_attention_has_the_same_bits_for_any_chunks_and_block_size(
 
 @settings(max_examples=20)
 @given(seed=seeds, rows=st.integers(1, 9))
-@pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS < 2, reason="needs two cores to compare numbers of threads")
 def test_the_number_of_threads_does_not_change_bits(seed, rows):
     (x,) = randoms(seed, (rows, 64))
     matrix = jit.as_matrix(quantized(seed, 500, 2, 32, True))
