@@ -17,7 +17,7 @@ from typing import Protocol
 
 import tokenizers
 
-MAX_HELD_TOKENS = 8  # a text that ends in U+FFFD is returned after this many tokens, even if more could complete it
+MAX_HELD_TOKENS = 8  # after this many tokens, a text that ends in U+FFFD is no longer held back
 BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
@@ -167,7 +167,7 @@ _BYTE_OF = _byte_alphabet()
 
 
 def _byte_level_bytes(token: str) -> bytes:
-    """Return the bytes of a byte-level token. An added token may have characters outside the alphabet; it is text."""
+    """Return the bytes of a byte-level token. A token with other characters is an added token: plain text."""
     try:
         return bytes([_BYTE_OF[character] for character in token])
     except KeyError:

@@ -150,9 +150,9 @@ class Tokenizer:
         ----------
         add_special_tokens : add the special tokens that the model expects around a text, such as the
             beginning-of-sequence token
-        parse_special : convert `<|im_start|>` and the like to the special tokens that they name. A rendered chat
-            template needs this. It also lets the author of any part of the prompt write "<|im_end|>" and end the turn,
-            so pass False for untrusted text. Special tokens in it are then encoded as ordinary characters.
+        parse_special : convert `<|im_start|>` and the like to the special tokens that they name. Rendered chat
+            templates need this. But the author of any part of the prompt can then write "<|im_end|>" and end the turn.
+            Pass False for untrusted text, to encode special tokens in it as ordinary characters.
 
         Raises
         ------
@@ -182,7 +182,7 @@ class Tokenizer:
             An id is negative or not an integer.
         """
         decoder = self.stream(skip_special_tokens=skip_special_tokens)
-        if isinstance(decoder, WindowStream):  # exact only for tokens that affect just their neighbours
+        if isinstance(decoder, WindowStream):  # streaming is exact only if a token affects no more than its neighbours
             kept = [token_id for token_id in ids if self._kept_token(token_id, skip_special_tokens) is not None]
             return self._decode_with_backend(kept)
         return "".join([*map(decoder.push, ids), decoder.finish()])
@@ -198,9 +198,9 @@ class Tokenizer:
         return WindowStream(self._decode_with_backend, lambda token_id: kept_token(token_id) is not None)
 
     def token_text(self, token_id: int) -> str:
-        """Return a token in readable form, such as `" hello"`, or `"<0xE2>"` for a byte that is not a character.
+        """Return a token in readable form, such as `" hello"`, or `"<0xE2>"` for one byte of a longer character.
 
-        An id without a token returns `"<no token 270>"`.
+        For an id without a token, the text is like `"<no token 270>"`.
 
         Raises
         ------

@@ -64,7 +64,7 @@ def build(fields: GGUFTokenizerFields) -> tokenizers.Tokenizer:
 
 
 def _add_bos_and_eos(backend: tokenizers.Tokenizer, fields: GGUFTokenizerFields, adds_bos: bool) -> None:
-    """Make the backend add a bos token before each text, or an eos token after it, if the file or its kind does."""
+    """Add a bos token before each text, or an eos token after it, if the metadata or the default requires it."""
     bos_id, eos_id = _added_id(fields, "bos", adds_bos), _added_id(fields, "eos", False)
     before, after = ["<bos>"] * (bos_id is not None), ["<eos>"] * (eos_id is not None)
     special_tokens = [
@@ -79,7 +79,7 @@ def _add_bos_and_eos(backend: tokenizers.Tokenizer, fields: GGUFTokenizerFields,
 
 
 def _added_id(fields: GGUFTokenizerFields, role: str, default: bool) -> int | None:
-    """Return the id of the token to add to each text in a role, or None if none is added."""
+    """Return the id of the token that is added to each text in a role such as `"bos"`, or None if none is added."""
     flag = f"tokenizer.ggml.add_{role}_token"
     if not fields.get(flag, bool, default):
         return None

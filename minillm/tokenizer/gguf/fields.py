@@ -47,7 +47,7 @@ class GGUFTokenizerFields:
         return value
 
     def array(self, field: str, expected: type, length: int | None = None) -> list[Any]:
-        """Return a field that is a list or NumPy array of `expected` items, as a list. None: any length is valid."""
+        """Return a field that is a list or NumPy array of `expected` items, as a list. Check its `length`, if given."""
         value = self.metadata.get(field)
         if value is None:
             raise self.error(field, "is missing")

@@ -61,7 +61,7 @@ def _gpt2() -> pre_tokenizers.PreTokenizer:
 
 
 def _single_digits() -> pre_tokenizers.PreTokenizer:
-    """Return a pipeline that splits around every digit, then like GPT-2: "\\n\\n12" becomes "\\n\\n", "1", "2"."""
+    """Return a pipeline that splits around every digit and then like GPT-2: "\\n\\n12" becomes "\\n\\n", "1", "2"."""
     return Sequence([Digits(individual_digits=True), _gpt2()])
 
 

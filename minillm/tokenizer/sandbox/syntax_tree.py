@@ -1,7 +1,7 @@
 """Checks and rewrites the syntax tree of a chat template before it is compiled.
 
-Syntax that no chat template needs is rejected. Some work of Jinja does not pass through the sandbox, such as a slice, a
-comparison, or building a list. For such work, calls that charge the budget are inserted into the tree: the filters
+Syntax that no chat template needs is rejected. Some of Jinja's operations do not pass through the sandbox, such as a
+slice, a comparison, or building a list. For these, calls that charge the budget are inserted into the tree: the filters
 `charge_result`, `charge_container` and `concat`, and the environment's method `charge_iteration`.
 """
 
@@ -39,13 +39,13 @@ class GenerationTag(Extension):
 
 
 class ChargingTransformer(NodeTransformer):
-    """Rejects forbidden syntax, and inserts calls that charge for work that does not pass through the sandbox."""
+    """Rejects forbidden syntax, and inserts calls that charge for operations that do not pass through the sandbox."""
 
     def __init__(self) -> None:
         self._num_nodes = 0
 
     def visit(self, node: Any, *args: Any, **kwargs: Any) -> Any:
-        """Check any node of the parsed template, then rewrite it."""
+        """Check a node and rewrite it. Every node of the template passes through this method."""
         self._num_nodes += 1
         if self._num_nodes > MAX_NODES:
             raise _syntax_error(node, f"may have at most {MAX_NODES:,} nodes in its syntax tree")
