@@ -133,7 +133,7 @@ def test_a_cache_of_another_model_is_refused(models):
         Engine(transformer, cache, EngineConfig().scheduler(cache))
     cache = KVCache(models[6].transformer.config, 4)
     with pytest.raises(
-        ValueError, match=r"for 1 KV-cache groups, but the cache has 2: make the batch with num_groups=kv"
+        ValueError, match=r"for 1 KV-cache groups, but the cache has 2: create the batch with num_groups=kv"
     ):
         models[6].transformer.forward(Batch.from_chunks([Chunk([1], 0, [[0]])], 16), cache)
 
