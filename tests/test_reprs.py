@@ -1,4 +1,4 @@
-"""What a debugger shows of the objects one meets in a step: one line, short, and true, however large they are."""
+"""The reprs of the objects in a step, as a debugger shows them: one short line for objects of any size."""
 
 import re
 
@@ -19,12 +19,12 @@ from minillm.quantization import quantize
 from minillm.reprs import MAX_SHOWN, abbreviated, format_block_table
 from minillm.trace import ScheduledChunk
 
-LONGEST = 300  # characters
+MAX_LENGTH = 300  # characters
 
 
 @pytest.fixture(scope="module")
-def crowd(tiny_gguf):
-    """An engine at work on a hundred requests, and the plan and batch of its next step."""
+def busy_engine(tiny_gguf):
+    """An LLM with a hundred running requests, the record of its first step, and the plan and batch of the next."""
     config = EngineConfig(block_size=2, num_blocks=900, max_sequences=100, max_batch_tokens=1600)
     llm = LLM(tiny_gguf, backend="numpy", engine=config)
     for n in range(100):
@@ -34,25 +34,25 @@ def crowd(tiny_gguf):
     return llm, record, plan, Batch.from_plan(plan, llm.kv_cache.block_size)
 
 
-def test_everything_met_in_a_step_is_one_short_line(crowd):
-    llm, record, plan, batch = crowd
+def test_every_object_in_a_step_has_a_repr_of_one_short_line(busy_engine):
+    llm, record, plan, batch = busy_engine
     choice = sample(np.zeros(10_000, np.float32), SamplingParams(), 0, 0)
     transformer, scheduler = llm.transformer, llm.engine.scheduler
-    met = [
+    objects = [
         llm, llm.engine, llm.config, llm.tokenizer, llm.kv_cache, scheduler.blocks, open_checkpoint(llm.path),
         transformer, transformer.layers[0], transformer.layers[0].q, scheduler, scheduler.waiting, scheduler.running[0],
         scheduler.running[0].block_tables[0],
         plan, plan.chunks[0], batch, record, record.chunks[0], record.chunks[0].sampled[0], choice, SamplingParams(),
         quantize(np.ones((500, 640), np.float32), 4), llm.engine._requests["request-0"].detokenizers[0],
     ]  # fmt: skip
-    for thing in met:
-        assert "\n" not in repr(thing)
-        assert len(repr(thing)) <= LONGEST, repr(thing)
-        assert repr(thing).startswith(f"{type(thing).__name__}(")
+    for value in objects:
+        assert "\n" not in repr(value)
+        assert len(repr(value)) <= MAX_LENGTH, repr(value)
+        assert repr(value).startswith(f"{type(value).__name__}(")
 
 
-def test_they_say_what_is_so(crowd):
-    llm, record, plan, batch = crowd
+def test_reprs_show_the_state(busy_engine):
+    llm, record, plan, batch = busy_engine
     chunk = plan.chunks[3]
     sequence = llm.engine.scheduler.sequence(chunk)
     assert repr(sequence) == "Sequence(request-3: 16 prompt + 1 generated tokens, 16 computed, 9 blocks)"
@@ -73,14 +73,14 @@ def test_they_say_what_is_so(crowd):
     assert repr(matrix) == "QuantizedMatrix(500 x 640, 4 bits, one scale and minimum per 32 inputs, 0.4 MB)"
 
 
-def test_a_compiled_backends_matrix_says_how_it_is_kept():
+def test_the_repr_of_a_compiled_matrix_names_its_storage_type():
     weights = np.random.default_rng(0).standard_normal((96, 64), np.float32)
     rounded = (weights.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
-    forms = {"float32": weights, "bfloat16": rounded, "8 bits": quantize(weights, 8), "4 bits": quantize(weights, 4)}
-    for kept, form in forms.items():
-        matrix = jit.as_matrix(form)
+    by_type = {"float32": weights, "bfloat16": rounded, "8 bits": quantize(weights, 8), "4 bits": quantize(weights, 4)}
+    for storage, stored in by_type.items():
+        matrix = jit.as_matrix(stored)
         assert matrix.shape == (96, 64)
-        assert repr(matrix) == f"TiledMatrix(96 x 64, {kept}, {jit.num_bytes(matrix) / 1e6:.1f} MB)"
+        assert repr(matrix) == f"TiledMatrix(96 x 64, {storage}, {jit.num_bytes(matrix) / 1e6:.1f} MB)"
         assert repr(Linear(matrix, np.zeros(96, np.float32))) == "Linear(64 -> 96, with bias)"
 
 

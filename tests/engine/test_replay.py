@@ -1,6 +1,6 @@
-"""Requests of production services through the scheduler and the allocator, without a model.
+"""The scheduler and the allocator with requests like those of production services, without a model.
 
-They are drawn from the statistics of two published traces. Where the traces are present, they are replayed too.
+The requests are drawn from the statistics of two published traces. If the traces are present, they are replayed too.
 """
 
 from itertools import pairwise
@@ -62,15 +62,15 @@ def test_the_prompts_share_prefixes_as_measured(prompts):
 
 @pytest.fixture(scope="module")
 def first_prompts(prompts):
-    """The first of the prompts, few enough to be served many times."""
+    """The first 2000 prompts, few enough to be served many times."""
     return prompts[:2000]
 
 
 def num_cached_blocks(prompts, num_blocks):
     """Return how many blocks are found in the prefix cache when the requests are served one after another.
 
-    One token stands for a block. A last token that occurs in no other prompt stands for the rest of the prompt, because
-    the last token of a prompt is always computed.
+    Each block is represented by one token. One more token, which no other prompt contains, represents the rest of the
+    prompt, because the last token of a prompt is always computed.
     """
     scheduler = Scheduler(BlockAllocator(num_blocks, 1), max_batch_tokens=10_000)
     num_cached = 0
@@ -84,13 +84,13 @@ def num_cached_blocks(prompts, num_blocks):
     return num_cached
 
 
-def test_an_unbounded_pool_finds_every_earlier_prefix(first_prompts):
+def test_a_pool_that_evicts_nothing_finds_every_earlier_prefix(first_prompts):
     num_distinct = len({block for blocks in first_prompts for block in blocks})
     num_blocks = num_distinct + len(first_prompts)
     assert num_cached_blocks(first_prompts, num_blocks) == sum(reused_blocks(first_prompts)) > 0
 
 
-def test_a_smaller_pool_finds_gradually_less(first_prompts):
+def test_hits_grow_gradually_with_the_pool(first_prompts):
     sizes = [1000 * 2**n for n in range(7)]  # the largest pool holds every block
     found = [num_cached_blocks(first_prompts, size) for size in sizes]
     assert found == sorted(found)

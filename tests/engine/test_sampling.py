@@ -1,4 +1,4 @@
-"""Sampling against transformers' logits processors, and draws against the probabilities they come from."""
+"""Sampling against the logits processors of transformers, and draws against their probabilities."""
 
 import math
 import warnings
@@ -58,7 +58,7 @@ def transformers_distribution(logits, params):
     top_p=st.sampled_from([1.0, 0.99, 0.9, 0.5, 0.1]),
     min_p=st.sampled_from([0.0, 0.001, 0.05, 0.5, 1.0]),
 )
-def test_the_distribution_is_that_of_transformers(seed, size, temperature, top_k, top_p, min_p):
+def test_the_distribution_equals_that_of_transformers(seed, size, temperature, top_k, top_p, min_p):
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     logits = random_logits(seed, size)
     expected = transformers_distribution(logits, params)
@@ -66,7 +66,7 @@ def test_the_distribution_is_that_of_transformers(seed, size, temperature, top_k
 
 
 def candidates_by_sorting(scores, params):
-    """What `candidates` gives, the plainest way: sort all tokens, best first and lower ids first, and walk along."""
+    """Return what `candidates` should: sort all tokens by score, then by id, and apply each cut to the sorted list."""
     scores = apply_temperature(scores, params.temperature)
     order = sorted(range(len(scores)), key=lambda token_id: (-scores[token_id], token_id))
     if 0 < params.top_k < len(order):
@@ -74,11 +74,11 @@ def candidates_by_sorting(scores, params):
     if params.top_p < 1:
         ids = sorted(order)
         probability = dict(zip(ids, softmax(scores[ids]), strict=True))
-        kept, reached = [], 0.0
+        kept, total = [], 0.0
         for token_id in order:
-            if reached < params.top_p:
+            if total < params.top_p:
                 kept.append(token_id)
-            reached += probability[token_id]
+            total += probability[token_id]
         order = kept
     if params.min_p:
         order = [token_id for token_id in order if scores[token_id] >= scores[order[0]] + math.log(params.min_p)]
@@ -96,13 +96,13 @@ def candidates_by_sorting(scores, params):
     min_p=st.sampled_from([0.0, 0.001, 0.5, 1.0]),
 )
 @settings(max_examples=400)
-def test_the_candidates_are_those_of_sorting_everything(seed, size, spread, levels, temperature, top_k, top_p, min_p):
-    """Exactly, whether scores are all different or, rounded to a few levels, tie by the hundred."""
+def test_candidates_equal_those_found_by_sorting(seed, size, spread, levels, temperature, top_k, top_p, min_p):
+    """They are equal exactly, whether scores are all different or, rounded to a few levels, have hundreds of ties."""
     scores = np.round(np.random.default_rng(seed).standard_normal(size) * spread * levels) / levels
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     expected_ids, expected_scores = candidates_by_sorting(scores, params)
     token_ids, kept = candidates(scores, params)
-    live = kept > -np.inf  # at 1e-300 all but the best are infinitely far down; without a cut they are not left behind
+    live = kept > -np.inf  # at a temperature of 1e-300, all but the best are -inf; without a cut they remain
     expected_live = expected_scores > -np.inf
     assert token_ids[live].tolist() == np.array(expected_ids)[expected_live].tolist()
     np.testing.assert_array_equal(kept[live], expected_scores[expected_live])
@@ -110,15 +110,15 @@ def test_the_candidates_are_those_of_sorting_everything(seed, size, spread, leve
 
 
 @pytest.mark.parametrize("p", [0.5, 0.9, 0.99])
-def test_top_p_of_a_whole_vocabulary_of_equals_takes_the_first(p):
+def test_top_p_keeps_the_lowest_ids_of_equal_scores(p):
     kept = np.isfinite(keep_top_p(np.zeros(49_152), p))
     count = kept.sum()
     assert kept[:count].all()
     assert count == pytest.approx(p * 49_152, abs=1)
 
 
-def test_ties_and_sums_that_are_met_exactly():
-    """The k-th best and those that tie with it stay; the token that reaches p is the last one in."""
+def test_ties_and_exact_sums():
+    """Tokens that tie with the k-th best are kept. The token that reaches p is the last one kept."""
     tied = np.array([1.0, 1.0, 1.0, 0.0])
     assert np.isfinite(keep_top_k(tied, 2)).tolist() == [True, True, True, False]
     exact = np.log([0.25, 0.5, 0.125, 0.125])
@@ -128,7 +128,7 @@ def test_ties_and_sums_that_are_met_exactly():
 
 
 @given(seed=seeds, size=vocabularies, penalty=st.floats(0.1, 5), context=st.lists(st.integers(0, 199)))
-def test_the_repetition_penalty_is_that_of_transformers(seed, size, penalty, context):
+def test_the_repetition_penalty_equals_that_of_transformers(seed, size, penalty, context):
     logits, context = random_logits(seed, size), [token % size for token in context]
     step = logits_process.RepetitionPenaltyLogitsProcessor(penalty)
     expected = step(torch.tensor([context], dtype=torch.long), torch.tensor(logits).double()[None])[0]
@@ -158,12 +158,12 @@ def test_a_draw_depends_on_seed_and_index_alone(seed, size, index, temperature):
     assert sample(logits, params, seed, index) == first
 
 
-def test_draws_come_as_often_as_their_probabilities_say():
+def test_draws_are_as_frequent_as_their_probabilities():
     probabilities = np.array([0.5, 0.0, 0.3, 0.15, 0.05, 0.0])
     count = 20_000
     drawn = np.bincount([draw(probabilities, uniform(7, index)) for index in range(count)], minlength=6)
     assert drawn[1] == drawn[5] == 0
-    # Four standard deviations: a right sampler fails once in 16,000 seeds, and this seed is fixed.
+    # Four standard deviations. A correct sampler fails for one seed in 16,000, and this seed is fixed.
     spread = 4 * np.sqrt(count * probabilities * (1 - probabilities))
     assert (np.abs(drawn - count * probabilities) <= spread).all()
 
@@ -172,13 +172,13 @@ def test_draws_come_as_often_as_their_probabilities_say():
     weights=st.lists(st.floats(0, 1, allow_subnormal=False), min_size=1, max_size=50).filter(any),
     uniform=st.floats(0, 1, exclude_max=True),
 )
-def test_a_draw_never_takes_what_has_no_probability(weights, uniform):
+def test_a_draw_never_returns_a_token_of_probability_zero(weights, uniform):
     weights = np.array(weights)
     assert weights[draw(weights, uniform)] > 0
     assert weights[draw(weights, math.nextafter(1, 0))] > 0
 
 
-def test_streams_of_different_seeds_are_unlike():
+def test_streams_of_different_seeds_are_uncorrelated():
     streams = np.array([[uniform(seed, index) for index in range(200)] for seed in range(20)])
     correlations = np.corrcoef(streams) - np.eye(20)
     assert np.abs(correlations).max() < 0.3
@@ -194,7 +194,7 @@ def test_log_softmax(seed, size):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_scores_that_are_no_numbers_are_an_error(bad, temperature):
+def test_logits_that_are_not_finite_are_an_error(bad, temperature):
     logits = random_logits(0, 10)
     logits[3] = bad
     with pytest.raises(NumericError, match="NaN or infinity"):
@@ -229,7 +229,7 @@ def test_parameters_out_of_range_are_named(field, value):
     min_p=st.sampled_from([0.0, 5e-324, 1.0]),
     top_k=st.sampled_from([0, 1, 10**30]),
 )
-def test_wild_parameters_still_choose_a_token(seed, size, temperature, penalty, top_p, min_p, top_k):
+def test_extreme_parameters_still_choose_a_token(seed, size, temperature, penalty, top_p, min_p, top_k):
     params = SamplingParams(
         temperature=temperature, repetition_penalty=penalty, top_p=top_p, min_p=min_p, top_k=top_k, logprobs=True
     )
@@ -241,13 +241,13 @@ def test_wild_parameters_still_choose_a_token(seed, size, temperature, penalty, 
         assert chosen.logprob <= 0
 
 
-def test_numbers_of_any_library_become_plain_ones():
+def test_numbers_of_other_libraries_become_python_numbers():
     params = SamplingParams(top_k=np.uint8(5), max_tokens=np.int16(300), temperature=Fraction(1, 2), seed=np.uint64(7))
     assert [type(value) for value in (params.top_k, params.max_tokens, params.seed)] == [int] * 3
     assert (params.temperature, type(params.temperature)) == (0.5, float)
 
 
-def test_parameters_at_the_edges_are_fine():
+def test_parameters_at_their_limits_are_accepted():
     SamplingParams(temperature=0, top_p=1e-9, min_p=1, top_k=10**9, repetition_penalty=1e-3, seed=2**64 - 1)
     SamplingParams(top_k=np.int64(3), temperature=np.float32(0.5), stop="x")
     assert repr(SamplingParams(temperature=0.0, stop="a")) == "SamplingParams(temperature=0.0, stop=('a',))"

@@ -1,4 +1,4 @@
-"""Batch against the simplest way to lay chunks end to end; the KV cache's sizes."""
+"""Batch against a simple concatenation of chunks, and the sizes of the KV cache."""
 
 from dataclasses import replace
 
@@ -19,32 +19,35 @@ CONFIG = ModelConfig("llama", 100, 16, 32, 2, 4, 2, 8, 64)
 
 @st.composite
 def chunk_lists(draw):
-    """A block size, a number of KV-cache groups, and chunks."""
+    """Draw a block size, a number of KV-cache groups, and chunks."""
     block_size, groups, chunks = draw(st.integers(1, 9)), draw(st.integers(1, 3)), []
     for number in range(draw(st.integers(1, 5))):
         start, length, spare = draw(st.integers(0, 30)), draw(st.integers(1, 20)), draw(st.integers(0, 2))
-        rows = -(-(start + length) // block_size) + spare
-        tables = [[1000 * number + 100 * group + row for row in range(rows)] for group in range(groups)]
+        num_blocks = -(-(start + length) // block_size) + spare
+        tables = [[1000 * number + 100 * group + index for index in range(num_blocks)] for group in range(groups)]
         for table in tables:
-            gone = draw(st.integers(0, start // block_size))  # behind a window
-            table[:gone] = [FREED] * gone
+            num_freed = draw(st.integers(0, start // block_size))  # behind a window
+            table[:num_freed] = [FREED] * num_freed
         token_ids = draw(st.lists(st.integers(0, 99), min_size=length, max_size=length))
         chunks.append(Chunk(token_ids, start, tables))
     return block_size, groups, chunks
 
 
 @given(chunk_lists())
-def test_chunks_are_laid_end_to_end_with_a_slot_for_every_token(case):
+def test_a_batch_concatenates_chunks_with_one_slot_per_token(case):
     block_size, groups, chunks = case
     batch = Batch.from_chunks(chunks, block_size, groups)
     rows = [
         (
             token,
-            start,
-            [BlockTable(block_size, None, table).slots(range(start, start + 1))[0] for table in chunk.block_tables],
+            position,
+            [
+                BlockTable(block_size, None, table).slots(range(position, position + 1))[0]
+                for table in chunk.block_tables
+            ],
         )
         for chunk in chunks
-        for start, token in enumerate(chunk.token_ids, chunk.start)
+        for position, token in enumerate(chunk.token_ids, chunk.start)
     ]
     assert batch.num_tokens == len(rows)
     assert batch.num_sequences == len(chunks)
@@ -52,8 +55,8 @@ def test_chunks_are_laid_end_to_end_with_a_slot_for_every_token(case):
     assert batch.positions.tolist() == [row[1] for row in rows]
     assert batch.slots.T.tolist() == [row[2] for row in rows]
     for row, chunk in enumerate(chunks):
-        own = batch.token_ids[batch.query_starts[row] : batch.query_starts[row + 1]]
-        assert own.tolist() == list(chunk.token_ids)
+        token_ids = batch.token_ids[batch.query_starts[row] : batch.query_starts[row + 1]]
+        assert token_ids.tolist() == list(chunk.token_ids)
         for group, table in enumerate(chunk.block_tables):
             found = batch.block_tables[group, row].tolist()
             assert found[: len(table)] == table
@@ -61,7 +64,7 @@ def test_chunks_are_laid_end_to_end_with_a_slot_for_every_token(case):
     assert f"{len(rows)} tokens of {len(chunks)} sequences" in repr(batch)
 
 
-def test_freed_blocks_are_marked_alike_in_tables_and_batches():
+def test_tables_and_batches_use_the_same_mark_for_freed_blocks():
     assert NO_BLOCK == FREED
 
 
@@ -100,7 +103,10 @@ def test_chunks_that_do_not_fit_their_tables_are_refused(chunks, block_size, num
 
 @given(st.integers(1, 40), st.data())
 def test_layers_with_the_same_window_share_blocks(num_layers, data):
-    """Every layer is in one group, and has a place in the group's blocks; few places stay empty."""
+    """Every layer is in one group and has one slot in its blocks.
+
+    In groups without a window, at most half of the slots stay empty.
+    """
     windowed = data.draw(st.sets(st.integers(0, num_layers - 1)))
     config = replace(CONFIG, num_layers=num_layers, sliding_window=9, window_layers=tuple(windowed))
     groups = kv_groups(config)
@@ -116,7 +122,7 @@ def test_layers_with_the_same_window_share_blocks(num_layers, data):
     assert len(sizes) * cache.keys.shape[1] <= 2 * sum(sizes)
 
 
-def test_the_sizes_of_a_cache():
+def test_the_byte_counts_of_a_cache():
     cache = KVCache(CONFIG, num_blocks=10, block_size=4)
     assert cache.bytes_per_token == 2 * 2 * 2 * 8 * 4  # key and value, layers, kv heads, head_dim, float32
     assert cache.num_bytes == cache.keys.nbytes + cache.values.nbytes == 40 * cache.bytes_per_token
@@ -125,7 +131,7 @@ def test_the_sizes_of_a_cache():
 
 
 @given(st.integers(0, 3), st.integers(1, 5), st.integers(1, 20))
-def test_full_tables_give_all_blocks_of_a_cache_to_one_sequence(num_windowed, block_size, length):
+def test_full_tables_list_all_blocks_of_a_cache(num_windowed, block_size, length):
     config = replace(CONFIG, num_layers=3, sliding_window=2, window_layers=tuple(range(num_windowed)))
     num_blocks = KVCache.num_blocks_for(config, length, block_size)
     cache = KVCache(config, num_blocks, block_size)
@@ -135,9 +141,9 @@ def test_full_tables_give_all_blocks_of_a_cache_to_one_sequence(num_windowed, bl
     assert sorted(block for table in tables for block in table) == list(range(num_blocks))
 
 
-def test_a_block_is_copied_in_all_layers_and_no_other_is_touched():
-    cache, random = KVCache(CONFIG, num_blocks=4, block_size=3), np.random.default_rng(0)
-    cache.keys[:], cache.values[:] = random.normal(size=cache.keys.shape), random.normal(size=cache.values.shape)
+def test_copying_a_block_copies_all_layers_and_changes_no_other_block():
+    cache, rng = KVCache(CONFIG, num_blocks=4, block_size=3), np.random.default_rng(0)
+    cache.keys[:], cache.values[:] = rng.normal(size=cache.keys.shape), rng.normal(size=cache.values.shape)
     keys, values = cache.keys.copy(), cache.values.copy()
     cache.copy_block(2, 0)
     order = [2, 1, 2, 3]

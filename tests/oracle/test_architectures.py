@@ -1,7 +1,7 @@
-"""Every architecture against transformers: random small models of every shape, fed in any pieces, on both backends.
+"""Every architecture against transformers: random small models and prompts in random chunks, on both backends.
 
-An architecture is one entry of ARCHITECTURES: its configuration class, and what hypothesis may draw for the fields in
-which it differs from the others, given the sizes that are drawn for all.
+Each entry of ARCHITECTURES has a configuration class, and a function from the sizes that all architectures share to a
+strategy for the fields that are special to this architecture.
 """
 
 import re
@@ -27,7 +27,7 @@ from minillm.ops import backend
 from minillm.quantization import QuantizedMatrix
 from minillm.trace.roofline import layer_flops
 
-TOLERANCE = 2e-5  # of the output's scale
+TOLERANCE = 2e-5  # as a fraction of the largest logit
 VOCABULARY = 288
 CONTEXT = 64
 
@@ -36,15 +36,16 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 def fields(**strategies):
+    """Return a strategy for a dictionary; values that are not strategies are constants."""
     return st.fixed_dictionaries(
         {name: s if isinstance(s, st.SearchStrategy) else st.just(s) for name, s in strategies.items()}
     )
 
 
 def rope(*kinds):
-    """Rotary settings of some kinds, as `rope_parameters`."""
+    """Return a strategy for `rope_parameters` of the given kinds."""
     original = st.sampled_from([16, 48, 8192])
-    own = {
+    options = {
         "default": {},
         "linear": {"factor": st.sampled_from([2.0, 7.5])},
         "dynamic": {"factor": st.sampled_from([2.0, 7.5])},
@@ -62,7 +63,7 @@ def rope(*kinds):
         },
     }
     theta = st.sampled_from([100.0, 10_000.0, 500_000.0])
-    return st.one_of(*[fields(rope_type=kind, rope_theta=theta, **own[kind]) for kind in kinds])
+    return st.one_of(*[fields(rope_type=kind, rope_theta=theta, **options[kind]) for kind in kinds])
 
 
 any_rope = rope("default", "linear", "dynamic", "llama3", "yarn")
@@ -71,12 +72,16 @@ two_ropes = fields(sliding_attention=rope("default"), full_attention=rope("defau
 
 
 def layer_types(sizes):
+    """Return a strategy for the type of attention in each layer."""
     kinds, layers = st.sampled_from(["full_attention", "sliding_attention"]), sizes["num_hidden_layers"]
     return st.lists(kinds, min_size=layers, max_size=layers)
 
 
 def phi3_rope(sizes):
-    """Whole heads or a part of each; the factors of LongRoPE, for short texts and for such as are not computed."""
+    """Return a strategy for RoPE on whole or partial heads, with or without the factors of LongRoPE.
+
+    Only the short factors are used: longer texts are not computed.
+    """
     part = st.sampled_from([part for part in (1.0, 0.5, 0.75) if int(sizes["head_dim"] * part) % 2 == 0])
     theta = {"rope_theta": 10_000.0, "partial_rotary_factor": part}
     plain = fields(rope_type="default", **theta)
@@ -157,24 +162,25 @@ ARCHITECTURES = {
 
 
 @st.composite
-def configurations(draw, name, block_size=1, fewest_layers=1):
-    """A configuration of an architecture, with what real models differ in; head_dim need not be hidden_size / heads.
+def configurations(draw, name, block_size=1, min_layers=1):
+    """Draw a configuration of an architecture with the variety of real models. head_dim may differ from D / H.
 
-    All matrices have rows of whole blocks of `block_size`, for a file to store every one of them as the same type:
-    each mixture of types would be a fused pass more to compile.
+    The rows of all matrices are multiples of `block_size`, so that a file stores all of them as the same type. Each
+    further mixture of types would be another fused pass to compile.
     """
-    config_class, own = ARCHITECTURES[name]
+    config_class, special_fields = ARCHITECTURES[name]
     kv_heads = draw(st.integers(1, 3))
     heads = kv_heads * draw(st.integers(1, 3))
 
     def size(*choices, times=1):
+        """Draw one of the choices whose product with `times` is a multiple of the block size."""
         return draw(st.sampled_from([number for number in choices if number * times % block_size == 0]))
 
     sizes = {
         "vocab_size": VOCABULARY,
-        "hidden_size": heads * size(8, 13, 32, times=heads),  # transformers wants a multiple of heads
+        "hidden_size": heads * size(8, 13, 32, times=heads),  # transformers requires a multiple of heads
         "intermediate_size": size(32, 50, 96),
-        "num_hidden_layers": draw(st.integers(fewest_layers, 3)),
+        "num_hidden_layers": draw(st.integers(min_layers, 3)),
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": size(4, 10, 16, 32, times=heads),
@@ -185,25 +191,25 @@ def configurations(draw, name, block_size=1, fewest_layers=1):
         "eos_token_id": None,
         "pad_token_id": None,
     }
-    chosen = sizes | draw(own(sizes))
+    chosen = sizes | draw(special_fields(sizes))
     return config_class(**{field: value for field, value in chosen.items() if value is not ...})
 
 
 @st.composite
 def texts(draw):
-    """Token ids, and where they are cut: into the chunks of a prompt, and then single tokens, which are decoded."""
+    """Draw token ids and the bounds of their chunks: chunks of a prompt, then single tokens, as in decoding."""
     token_ids = draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=40))
-    cuts = draw(st.sets(st.integers(0, 40), max_size=3))
-    decoded = draw(st.integers(0, 4))
-    cuts |= set(range(len(token_ids) - decoded, len(token_ids)))
-    return token_ids, sorted({0, len(token_ids), *(cut for cut in cuts if 0 < cut < len(token_ids))})
+    bounds = draw(st.sets(st.integers(0, 40), max_size=3))
+    num_decoded = draw(st.integers(0, 4))
+    bounds |= set(range(len(token_ids) - num_decoded, len(token_ids)))
+    return token_ids, sorted({0, len(token_ids), *(bound for bound in bounds if 0 < bound < len(token_ids))})
 
 
 block_sizes = st.sampled_from([1, 3, 16, 64])
 
 
-def forward_in_pieces(transformer, token_ids, bounds, block_size):
-    """Logits after every token, the sequence fed piece by piece through blocks in an order of their own."""
+def forward_in_chunks(transformer, token_ids, bounds, block_size):
+    """Return the logits of every token, computed chunk by chunk with block tables in reverse order."""
     num_blocks = KVCache.num_blocks_for(transformer.config, len(token_ids), block_size)
     cache = KVCache(transformer.config, num_blocks, block_size)
     tables = [table[::-1] for table in cache.full_tables()]
@@ -219,7 +225,8 @@ def load(path, backend_name):
     return Transformer(checkpoint.config, lambda name: checkpoint.tensors[name].read(), backend(backend_name))
 
 
-def saved(folder, model):
+def save(folder, model):
+    """Save a model as a Hugging Face folder; return the folder."""
     model.save_pretrained(folder)
     return folder
 
@@ -241,24 +248,29 @@ def backend_name(request):
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @settings(max_examples=40)
 @given(data=st.data(), seed=seeds, text=texts(), block_size=block_sizes)
-def test_a_random_model_from_a_folder(backend_name, name, tmp_path_factory, data, seed, text, block_size):
+def test_random_models_from_a_folder(backend_name, name, tmp_path_factory, data, seed, text, block_size):
     model = random_model(data.draw(configurations(name)), seed)
-    path = saved(tmp_path_factory.mktemp(name), model)
-    assert_close(forward_in_pieces(load(path, backend_name), *text, block_size), logits_of(model, text[0]))
+    path = save(tmp_path_factory.mktemp(name), model)
+    assert_close(forward_in_chunks(load(path, backend_name), *text, block_size), logits_of(model, text[0]))
 
 
-# Settings that a GGUF file can hold: what it has no key for is as in the models that there are.
-SEVEN = {"num_hidden_layers": 7, "sliding_window": 16, "query_pre_attn_scalar": 16, "head_dim": 16}
-LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0, 4.5], "long_factor": [9.0] * 4}
-LONG |= {"partial_rotary_factor": 0.5, "rope_theta": 1e4, "attention_factor": 1.25}
-IN_GGUF = {
+# Settings that a GGUF file can hold. Settings without a key have the values of published models.
+SEVEN_LAYERS = {"num_hidden_layers": 7, "sliding_window": 16, "query_pre_attn_scalar": 16, "head_dim": 16}
+LONG_ROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0, 4.5], "long_factor": [9.0] * 4}
+LONG_ROPE |= {"partial_rotary_factor": 0.5, "rope_theta": 1e4, "attention_factor": 1.25}
+GGUF_SETTINGS = {
     "llama": {"attention_bias": True, "mlp_bias": True},
     "mistral": {"sliding_window": None},
     "qwen2": {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}},
     "qwen3": {"head_dim": 24, "tie_word_embeddings": True},
-    "gemma3": SEVEN | {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0}}},
-    "gemma2": SEVEN,
-    "phi3": {"rope_parameters": LONG, "original_max_position_embeddings": 48, "sliding_window": 20, "head_dim": ...},
+    "gemma3": SEVEN_LAYERS | {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0}}},
+    "gemma2": SEVEN_LAYERS,
+    "phi3": {
+        "rope_parameters": LONG_ROPE,
+        "original_max_position_embeddings": 48,
+        "sliding_window": 20,
+        "head_dim": ...,
+    },
     "gpt2": {"head_dim": ..., "rms_norm_eps": ..., "num_key_value_heads": ..., "intermediate_size": ..., "n_inner": 96},
     "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 32, "norm_topk_prob": True, "num_experts_per_tok": 2},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
@@ -267,12 +279,12 @@ IN_GGUF = {
 
 @pytest.mark.parametrize("storage", ["F32", "Q8_0"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_a_gguf_file_holds_the_same_model(name, storage, tmp_path):
-    """The same numbers of the config, and the same tensors, as in the folder that is held against transformers."""
-    own = {"head_dim": 16, "rms_norm_eps": 1e-6, "max_position_embeddings": 64, "pad_token_id": None}
-    chosen = {field: value for field, value in (TINY | own | IN_GGUF[name]).items() if value is not ...}
+def test_a_gguf_file_holds_the_same_model_as_a_folder(name, storage, tmp_path):
+    """Config and tensors are equal to those of the folder, which other tests compare with transformers."""
+    common = {"head_dim": 16, "rms_norm_eps": 1e-6, "max_position_embeddings": 64, "pad_token_id": None}
+    chosen = {field: value for field, value in (TINY | common | GGUF_SETTINGS[name]).items() if value is not ...}
     model = random_model(ARCHITECTURES[name][0](**chosen))
-    folder = open_checkpoint(saved(tmp_path / "folder", model))
+    folder = open_checkpoint(save(tmp_path / "folder", model))
     file = open_checkpoint(write_gguf(tmp_path / "model.gguf", model, storage))
     assert replace(file.config, architecture=folder.config.architecture) == folder.config
     for name, tensor in folder.tensors.items():
@@ -280,32 +292,32 @@ def test_a_gguf_file_holds_the_same_model(name, storage, tmp_path):
         if storage == "F32":
             np.testing.assert_array_equal(found, expected)
         else:
-            widened = found.dequantize() if isinstance(found, QuantizedMatrix) else found
-            assert np.abs(widened - expected).max() <= np.abs(expected).max() / 100
+            values = found.dequantize() if isinstance(found, QuantizedMatrix) else found
+            assert np.abs(values - expected).max() <= np.abs(expected).max() / 100
 
 
 @settings(max_examples=50)
 @given(
     storage=st.sampled_from(["F32", "F16", "BF16", "Q8_0", "Q5_0", "Q4_0", "Q4_1"]),
-    rope_parameters=any_rope.filter(lambda rope: rope.get("truncate", True)),  # files have no key for the others
+    rope_parameters=any_rope.filter(lambda rope: rope.get("truncate", True)),  # a file has no key for truncate=False
     tied=booleans,
     text=texts(),
 )
-def test_a_random_llama_from_a_gguf_file(backend_name, tmp_path_factory, storage, rope_parameters, tied, text):
+def test_random_llamas_from_a_gguf_file(backend_name, tmp_path_factory, storage, rope_parameters, tied, text):
     model = random_llama(tie_word_embeddings=tied, rope_parameters=rope_parameters)
     path = write_gguf(tmp_path_factory.mktemp("llama") / "model.gguf", model, storage)
-    with torch.no_grad():  # the oracle is given the weights as the file holds them: rounded to its storage type
+    with torch.no_grad():  # give the oracle the weights of the file, which are rounded to its storage type
         for parameter in model.parameters():
             kind = storage_for(parameter.shape, storage)
             stored = gguf.quants.quantize(parameter.numpy(), kind)
             parameter.copy_(torch.tensor(gguf.quants.dequantize(stored, kind)))
-    assert_close(forward_in_pieces(load(path, backend_name), *text, block_size=16), logits_of(model, text[0]))
+    assert_close(forward_in_chunks(load(path, backend_name), *text, block_size=16), logits_of(model, text[0]))
 
 
 @settings(max_examples=24)
 @given(storage=st.sampled_from(["Q2_K", "Q4_K", "Q5_K", "Q6_K", "TQ1_0", "TQ2_0"]), seed=seeds, text=texts())
-def test_a_random_llama_of_super_blocks(backend_name, tmp_path_factory, storage, seed, text):
-    """Rows of 256, for every matrix to be of the type. The oracle gets its numbers from the gguf package."""
+def test_random_llamas_of_super_blocks(backend_name, tmp_path_factory, storage, seed, text):
+    """Rows of 256 weights let every matrix have the type. The gguf package dequantizes the weights of the oracle."""
     model = random_llama(seed, hidden_size=256, intermediate_size=256)
     path = write_gguf(tmp_path_factory.mktemp("llama") / "model.gguf", model, storage)
     stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
@@ -315,16 +327,16 @@ def test_a_random_llama_of_super_blocks(backend_name, tmp_path_factory, storage,
         for name, parameter in model.named_parameters():
             tensor = stored[gguf_name(name)]
             values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-            if turned := heads.get(name.split(".")[-2]):  # llama.cpp's order, back to transformers'
-                values = values.reshape(turned, -1, 2, values.shape[-1]).swapaxes(1, 2)
+            if num_heads := heads.get(name.split(".")[-2]):  # from the order of llama.cpp to that of transformers
+                values = values.reshape(num_heads, -1, 2, values.shape[-1]).swapaxes(1, 2)
             parameter.copy_(torch.tensor(values.reshape(parameter.shape)))
     transformer = load(path, backend_name)
-    transformer.fused_layers = None  # a quarter of a minute to compile, for each of five kinds of codes and scales
-    logits = forward_in_pieces(transformer, *text, block_size=16)
+    transformer.fused_layers = None  # compiling it takes 15 seconds for each of five kinds of codes and scales
+    logits = forward_in_chunks(transformer, *text, block_size=16)
     assert_close(logits, logits_of(model, text[0]))
     if backend_name == "numba":
-        at_once = forward_in_pieces(transformer, text[0], [0, len(text[0])], block_size=64)
-        np.testing.assert_array_equal(logits, at_once)
+        in_one_chunk = forward_in_chunks(transformer, text[0], [0, len(text[0])], block_size=64)
+        np.testing.assert_array_equal(logits, in_one_chunk)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -334,16 +346,16 @@ def test_a_random_llama_of_super_blocks(backend_name, tmp_path_factory, storage,
     seed=seeds,
     sequences=st.lists(st.tuples(texts(), st.integers(0, 39)), min_size=1, max_size=4),
 )
-def test_the_same_bits_in_any_pieces_and_any_company(name, tmp_path_factory, data, seed, sequences):
-    """A batch of sequences in mid-course, each at its own place, against each fed alone and at once."""
-    path = saved(tmp_path_factory.mktemp(name), random_model(data.draw(configurations(name)), seed))
+def test_the_same_bits_in_any_chunks_and_any_batch(name, tmp_path_factory, data, seed, sequences):
+    """A batch of sequences that are partly computed has the same bits as each sequence alone in one chunk."""
+    path = save(tmp_path_factory.mktemp(name), random_model(data.draw(configurations(name)), seed))
     check_same_bits(load(path, "numba"), sequences)
 
 
 @pytest.mark.parametrize("storage", ["BF16", "Q8_0", "Q5_0", "Q4_0", "Q4_1"])
 @settings(max_examples=15)
 @given(data=st.data(), sequences=st.lists(st.tuples(texts(), st.integers(0, 39)), min_size=1, max_size=4))
-def test_the_same_bits_whatever_weights_are_stored_as(storage, tmp_path_factory, data, sequences):
+def test_the_same_bits_for_any_storage_type(storage, tmp_path_factory, data, sequences):
     block_size, _ = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[storage]]
     model = random_model(data.draw(configurations("llama", block_size)))
     check_same_bits(load(write_gguf(tmp_path_factory.mktemp("llama") / "m.gguf", model, storage), "numba"), sequences)
@@ -353,17 +365,17 @@ def test_the_same_bits_whatever_weights_are_stored_as(storage, tmp_path_factory,
 @given(
     data=st.data(),
     sequences=st.lists(st.tuples(texts(), st.integers(0, 39)), min_size=1, max_size=4),
-    values_apart=booleans,
+    values_differ=booleans,
 )
-def test_the_same_bits_where_layers_keep_different_bits(tmp_path_factory, data, sequences, values_apart):
-    """As in files that keep more bits of some layers, and of values: the fused pass goes from one kind to the next."""
-    model = random_model(data.draw(configurations("qwen2", block_size=32, fewest_layers=2)))
+def test_the_same_bits_if_layers_have_different_storage_types(tmp_path_factory, data, sequences, values_differ):
+    """Files may store some layers, or the value projection, with more bits. The fused pass supports both."""
+    model = random_model(data.draw(configurations("qwen2", block_size=32, min_layers=2)))
     folder = tmp_path_factory.mktemp("qwen2")
     files = [open_checkpoint(write_gguf(folder / f"{kind}.gguf", model, kind)) for kind in ("Q8_0", "Q4_1")]
 
     def read(name):
         layer = int(name.split(".")[1]) if name.startswith("layers.") else 0
-        return files[(layer + (".v." in name and values_apart)) % 2].tensors[name].read()
+        return files[(layer + (".v." in name and values_differ)) % 2].tensors[name].read()
 
     transformer = Transformer(files[0].config, read, backend("numba"))
     assert transformer.fused_layers
@@ -371,9 +383,10 @@ def test_the_same_bits_where_layers_keep_different_bits(tmp_path_factory, data, 
 
 
 def check_same_bits(transformer, sequences):
-    block_size, longest = 8, max(len(token_ids) for (token_ids, _), _ in sequences)
-    each = KVCache.num_blocks_for(transformer.config, longest, block_size)
-    cache = KVCache(transformer.config, each * len(sequences), block_size)
+    """Compare each sequence alone in one chunk with the sequence in chunks, in a batch, and in a batch with a probe."""
+    block_size, max_length = 8, max(len(token_ids) for (token_ids, _), _ in sequences)
+    blocks_per_sequence = KVCache.num_blocks_for(transformer.config, max_length, block_size)
+    cache = KVCache(transformer.config, blocks_per_sequence * len(sequences), block_size)
 
     def forward(chunks, **options):
         return transformer.forward(Batch.from_chunks(chunks, block_size, cache.num_groups), cache, **options)
@@ -382,31 +395,31 @@ def check_same_bits(transformer, sequences):
     for row, ((token_ids, bounds), start) in enumerate(sequences):
         tables = [table[row :: len(sequences)] for table in cache.full_tables()]
         start %= len(token_ids)
-        if start:  # the part before, on its own
+        if start:  # compute the earlier positions first
             forward([Chunk(token_ids[:start], 0, tables)])
         chunks.append(Chunk(token_ids[start:], start, tables))
-        alone = forward_in_pieces(transformer, token_ids, [0, len(token_ids)], block_size=64)
-        np.testing.assert_array_equal(forward_in_pieces(transformer, token_ids, bounds, block_size), alone)
-        expected.append(alone[-1])
-    together = forward(chunks)
-    np.testing.assert_array_equal(together, np.stack(expected))
-    watched = forward(chunks, probe=lambda name, value: None)
-    np.testing.assert_array_equal(watched, together)  # a probe makes the readable pass run, not the fused one
+        single = forward_in_chunks(transformer, token_ids, [0, len(token_ids)], block_size=64)
+        np.testing.assert_array_equal(forward_in_chunks(transformer, token_ids, bounds, block_size), single)
+        expected.append(single[-1])
+    logits = forward(chunks)
+    np.testing.assert_array_equal(logits, np.stack(expected))
+    probed = forward(chunks, probe=lambda name, value: None)
+    np.testing.assert_array_equal(probed, logits)  # with a probe, the readable pass runs instead of the fused one
 
 
 @settings(max_examples=150)
 @given(rope_parameters=any_rope, head_dim=st.sampled_from([4, 10, 64, 128]))
-def test_rotary_frequencies(rope_parameters, head_dim, tmp_path_factory):
+def test_rotary_frequencies_equal_those_of_transformers(rope_parameters, head_dim, tmp_path_factory):
     model = random_llama(rope_parameters=rope_parameters, head_dim=head_dim, num_hidden_layers=1)
-    config = open_checkpoint(saved(tmp_path_factory.mktemp("llama"), model)).config
-    theirs = model.model.rotary_emb
+    config = open_checkpoint(save(tmp_path_factory.mktemp("llama"), model)).config
+    expected = model.model.rotary_emb
     frequencies = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
-    np.testing.assert_allclose(frequencies, theirs.inv_freq.numpy(), rtol=1e-6)
+    np.testing.assert_allclose(frequencies, expected.inv_freq.numpy(), rtol=1e-6)
     attention_factor = config.rope_scaling.attention_factor if config.rope_scaling else 1.0
-    np.testing.assert_allclose(attention_factor, theirs.attention_scaling, rtol=1e-12)
+    np.testing.assert_allclose(attention_factor, expected.attention_scaling, rtol=1e-12)
 
 
-def test_a_position_that_was_never_learned_is_refused():
+def test_a_position_without_a_learned_embedding_is_refused():
     config = ModelConfig("gpt2", 50, 16, 24, 1, 2, 2, 8, context_length=5, gated=False, learned_positions=True)
     shapes = config.tensor_shapes()
     transformer = Transformer(config, lambda name: np.zeros(shapes[name], np.float32), backend("numpy"))
@@ -416,14 +429,14 @@ def test_a_position_that_was_never_learned_is_refused():
         transformer.forward(Batch.from_chunks([Chunk([1], 5, [[0]])], 8), cache)
 
 
-def test_a_mixture_costs_what_the_experts_cost_that_a_token_takes():
+def test_a_mixture_costs_as_much_as_the_experts_of_a_token():
     config = ModelConfig(
         "mixtral", 50, 16, 24, 2, 2, 1, 8, 64, num_experts=6, experts_per_token=2, tie_embeddings=True, output_bias=True
     )
-    numbers = {name: int(np.prod(shape)) for name, shape in config.tensor_shapes().items()}
-    met = {name: size for name, size in numbers.items() if not re.search(r"experts\.[2-5]\.", name)}
+    sizes = {name: int(np.prod(shape)) for name, shape in config.tensor_shapes().items()}
+    read = {name: size for name, size in sizes.items() if not re.search(r"experts\.[2-5]\.", name)}
     shapes = config.tensor_shapes()
     transformer = Transformer(config, lambda name: np.zeros(shapes[name], np.float32), backend("numpy"))
-    assert transformer.weight_bytes == 4 * sum(met.values())
-    products = [size for name, size in met.items() if name.startswith("layers.") and len(shapes[name]) == 2]
+    assert transformer.weight_bytes == 4 * sum(read.values())
+    products = [size for name, size in read.items() if name.startswith("layers.") and len(shapes[name]) == 2]
     assert layer_flops(config) == 2 * sum(products)

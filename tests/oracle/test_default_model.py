@@ -28,7 +28,7 @@ def model(compare, default_gguf):
 
 @pytest.fixture(scope="module")
 def oracle(model, default_gguf):
-    """Ids, logits and greedy continuation of each prompt, computed by transformers from the same file."""
+    """The token ids, logits and greedy tokens of each prompt, computed by transformers from the same file."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(default_gguf.parent, gguf_file=default_gguf.name)
 
     def answer(prompt):
@@ -51,9 +51,9 @@ def llm(request, default_gguf):
 
 
 @pytest.mark.parametrize("name", PROMPTS)
-def test_ids_logits_and_greedy_tokens(llm, oracle, name):
+def test_token_ids_logits_and_greedy_tokens(llm, oracle, name):
     prompt = PROMPTS[name]
-    expected_ids, expected, continued = oracle[name]
+    expected_ids, expected, expected_greedy = oracle[name]
     ids = llm.encode_chat(prompt) if prompt is CHAT else llm.encode(prompt)
     assert ids == expected_ids
 
@@ -63,27 +63,27 @@ def test_ids_logits_and_greedy_tokens(llm, oracle, name):
     np.testing.assert_array_equal(np.argsort(-logits)[:, :5], np.argsort(-expected)[:, :5])
 
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
-    assert llm.generate([ids], params)[0].token_ids == continued
+    assert llm.generate([ids], params)[0].token_ids == expected_greedy
 
 
-def test_what_a_probe_sees(llm, model, compare):
-    """Compare every intermediate with hooks on transformers' modules, and streams and weights with its own outputs."""
+def test_probed_arrays(llm, model, compare):
+    """Compare all arrays with hooks on the modules of transformers, and streams and weights with its outputs."""
     token_ids = llm.encode(PROMPTS["code"])
     differences = compare["compare"](llm, model, token_ids)
-    seen = llm.probe(token_ids)
-    assert seen.keys() == differences.keys() | {f"layers.{n}.attention.scores" for n in range(llm.config.num_layers)}
+    arrays = llm.probe(token_ids)
+    assert arrays.keys() == differences.keys() | {f"layers.{n}.attention.scores" for n in range(llm.config.num_layers)}
     assert max(differences.values()) <= 1e-4, max(differences, key=differences.get)
 
     model.set_attn_implementation("eager")
     with torch.no_grad():
-        theirs = model(torch.tensor([token_ids]), output_hidden_states=True, output_attentions=True)
-    for index, weights in enumerate(theirs.attentions):
+        expected = model(torch.tensor([token_ids]), output_hidden_states=True, output_attentions=True)
+    for index, weights in enumerate(expected.attentions):
         name = f"layers.{index}.attention"
-        np.testing.assert_allclose(seen[f"{name}.weights"], weights[0].transpose(0, 1), atol=1e-5)
-        scores, places = seen[f"{name}.scores"], np.arange(len(token_ids))
-        late = np.broadcast_to(places > places[:, None, None], scores.shape)
-        np.testing.assert_array_equal(scores == -np.inf, late)
-        np.testing.assert_allclose(torch.softmax(torch.tensor(scores), -1), seen[f"{name}.weights"], atol=1e-6)
+        np.testing.assert_allclose(arrays[f"{name}.weights"], weights[0].transpose(0, 1), atol=1e-5)
+        scores, positions = arrays[f"{name}.scores"], np.arange(len(token_ids))
+        is_later = np.broadcast_to(positions > positions[:, None, None], scores.shape)
+        np.testing.assert_array_equal(scores == -np.inf, is_later)
+        np.testing.assert_allclose(torch.softmax(torch.tensor(scores), -1), arrays[f"{name}.weights"], atol=1e-6)
     streams = ["embedding", *(f"layers.{index}" for index in range(llm.config.num_layers - 1)), "final_norm"]
-    for name, stream in zip(streams, theirs.hidden_states, strict=True):
-        assert np.abs(seen[name] - stream[0].numpy()).max() <= 1e-4 * np.abs(stream).max(), name
+    for name, stream in zip(streams, expected.hidden_states, strict=True):
+        assert np.abs(arrays[name] - stream[0].numpy()).max() <= 1e-4 * np.abs(stream).max(), name

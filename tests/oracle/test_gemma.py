@@ -34,31 +34,31 @@ def llm(gemma_gguf):
 
 
 @pytest.fixture(scope="module")
-def theirs(gemma_gguf):
+def reference(gemma_gguf):
     """The tokenizer and the model that transformers reads from the file."""
     source = {"pretrained_model_name_or_path": gemma_gguf.parent, "gguf_file": gemma_gguf.name}
     tokenizer = transformers.AutoTokenizer.from_pretrained(**source)
     return tokenizer, transformers.AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32).eval()
 
 
-def assert_close(found, wanted):
-    assert found.shape == wanted.shape
-    assert np.abs(found - wanted).max() <= TOLERANCE
-    np.testing.assert_array_equal(np.argsort(-found)[:, :5], np.argsort(-wanted)[:, :5])
+def assert_close(found, expected):
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() <= TOLERANCE
+    np.testing.assert_array_equal(np.argsort(-found)[:, :5], np.argsort(-expected)[:, :5])
 
 
 @pytest.mark.parametrize("name", PROMPTS)
-def test_ids_and_logits(llm, theirs, name):
-    tokenizer, model = theirs
+def test_token_ids_and_logits(llm, reference, name):
+    tokenizer, model = reference
     ids = llm.encode(PROMPTS[name])
     assert ids == tokenizer(PROMPTS[name])["input_ids"]
     with torch.no_grad():
         assert_close(llm.logits(ids), model(torch.tensor([ids])).logits[0].numpy())
 
 
-def test_beyond_the_window(llm, theirs):
+def test_logits_beyond_the_window(llm, reference):
     """A sequence longer than the sliding window: two chunks, then one token."""
-    _, model = theirs
+    _, model = reference
     ids = np.random.default_rng(0).integers(10, llm.config.vocab_size, llm.config.sliding_window + 200).tolist()
     cache = KVCache.contiguous(llm.config, len(ids))
     tables = cache.full_tables()
@@ -66,14 +66,14 @@ def test_beyond_the_window(llm, theirs):
         batch = Batch.from_chunks([Chunk(ids[start:end], start, tables)], cache.block_size, cache.num_groups)
         found = llm.transformer.forward(batch, cache)
         with torch.no_grad():
-            wanted = model(torch.tensor([ids[:end]]), logits_to_keep=1).logits[0].numpy()
-        assert_close(found, wanted)
+            expected = model(torch.tensor([ids[:end]]), logits_to_keep=1).logits[0].numpy()
+        assert_close(found, expected)
 
 
-def test_the_same_bits_together_and_alone(llm):
+def test_prompts_get_the_same_bits_together_as_alone(llm):
     prompts = [llm.encode(text) for text in PROMPTS.values()]
-    longest = max(map(len, prompts)) + 1
-    cache = KVCache(llm.config, KVCache.num_blocks_for(llm.config, longest, 16) * len(prompts), 16)
+    max_positions = max(map(len, prompts)) + 1
+    cache = KVCache(llm.config, KVCache.num_blocks_for(llm.config, max_positions, 16) * len(prompts), 16)
     tables = [[table[row :: len(prompts)] for table in cache.full_tables()] for row in range(len(prompts))]
 
     def forward(chunks, cache):
@@ -83,9 +83,11 @@ def test_the_same_bits_together_and_alone(llm):
     chosen = prefilled.argmax(axis=1).tolist()
     decoded = forward([Chunk([t], len(ids), b) for t, ids, b in zip(chosen, prompts, tables, strict=True)], cache)
     for row, (ids, token) in enumerate(zip(prompts, chosen, strict=True)):
-        alone = KVCache.contiguous(llm.config, len(ids) + 1)
-        table = alone.full_tables()
-        forward([Chunk(ids[: row + 1], 0, table)], alone)  # another division into chunks
+        own_cache = KVCache.contiguous(llm.config, len(ids) + 1)
+        table = own_cache.full_tables()
+        forward([Chunk(ids[: row + 1], 0, table)], own_cache)  # other chunks
         if ids[row + 1 :]:
-            np.testing.assert_array_equal(forward([Chunk(ids[row + 1 :], row + 1, table)], alone)[0], prefilled[row])
-        np.testing.assert_array_equal(forward([Chunk([token], len(ids), table)], alone)[0], decoded[row])
+            np.testing.assert_array_equal(
+                forward([Chunk(ids[row + 1 :], row + 1, table)], own_cache)[0], prefilled[row]
+            )
+        np.testing.assert_array_equal(forward([Chunk([token], len(ids), table)], own_cache)[0], decoded[row])

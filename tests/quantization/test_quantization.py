@@ -1,4 +1,4 @@
-"""Quantization of weights: its error, its exact cases, and invalid weights and scales."""
+"""Quantization of weights: the error, exact cases, and invalid weights and scales."""
 
 import math
 import warnings
@@ -55,7 +55,7 @@ def test_padding_does_not_affect_the_scale(bits, seed, outputs, inputs, offset):
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_rows_are_quantized_independently(bits):
-    """The matrix takes several chunks, of which the last is partial."""
+    """The matrix takes several chunks. The last one is partial."""
     rows = 2 * CHUNK // 1000 + 7
     matrix = random_matrix(0, rows, 1000)
     quantized = quantize(matrix, bits)

@@ -25,7 +25,7 @@ WINDOW = {"sliding_window": 5, "window_layers": (0,)}
 EXPERTS = {"num_experts": 5, "experts_per_token": 2}
 YARN = RopeScaling("yarn", 4.0, original_context_length=16, attention_factor=1.2)
 PER_PAIR = RopeScaling("per_frequency", 1.0, factors=(1.0, 2.5), attention_factor=1.1)
-DIFFERENCES = {
+SPECIAL_FIELDS = {
     "llama": {"rope_scaling": YARN},
     "mistral": WINDOW,
     "qwen2": {"attention_bias": True, "tie_embeddings": True},
@@ -47,7 +47,7 @@ DIFFERENCES = {
     "qwen3_moe": EXPERTS | {"qk_norm": True, "normalize_experts": False},
     "mixtral": EXPERTS | WINDOW,
 }
-CONFIGS = {name: ModelConfig(architecture=name, **(TINY | own)) for name, own in DIFFERENCES.items()}
+CONFIGS = {name: ModelConfig(architecture=name, **(TINY | fields)) for name, fields in SPECIAL_FIELDS.items()}
 
 
 def in_groups(chunks: Sequence[Chunk], num_groups: int) -> list[Chunk]:
