@@ -1,4 +1,4 @@
-"""Failures inside a step: of one request, of the whole step, of a listener; and Ctrl-C."""
+"""Failures in a step: of one request, of the whole step or of a listener, and Ctrl-C."""
 
 import signal
 import sys

@@ -17,7 +17,7 @@ from minillm.engine.waiting_queue import ADMISSIONS
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Requests arrive and are aborted, and steps run or fail. All others get their expected answers."""
+    """Requests arrive, some are aborted, and steps run or fail. All other requests get their expected answers."""
 
     @initialize(
         num_blocks=st.integers(4, 12),

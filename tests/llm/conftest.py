@@ -20,5 +20,5 @@ def model_file(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def llm(model_file):
-    """The model with blocks of 4 positions and default settings otherwise."""
+    """An LLM with the tiny model and blocks of 4 positions. All other settings are the defaults."""
     return LLM(model_file, engine=EngineConfig(block_size=4))

@@ -72,7 +72,7 @@ GPT2_NAMES = {
 }
 
 
-# Type that the gguf package can read but not write -> the offsets of the float16 scales in a block, in bytes.
+# Storage type that the gguf package can read but not write -> offsets of the float16 scales in a block, in bytes.
 READ_ONLY_TYPES = {
     **{"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)},
     **{"IQ4_NL": (0,), "IQ4_XS": (0,)},

@@ -1,4 +1,4 @@
-"""Random requests to a tiny LLM, and what to compare of their answers."""
+"""Random requests to a tiny model, and the parts of their answers that tests compare."""
 
 from hypothesis import strategies as st
 
@@ -21,5 +21,5 @@ sampling_params = st.builds(
 
 
 def answer_of(output):
-    """Return tokens, logprobs, text and finish reason: all that depends only on the request."""
+    """Return tokens, logprobs, text and finish reason, which depend only on the request."""
     return output.token_ids, output.logprobs, output.text, output.finish_reason
