@@ -142,7 +142,7 @@ def test_ensure_blocks_preempts_the_sequence_itself_if_it_was_admitted_last(exer
 def test_ensure_blocks_copies_a_shared_block(exercises, num_blocks):
     """Two completions of one prompt share its last block. If no block is left for a copy, the second is preempted."""
     scheduler = scheduler_of(num_blocks, max_sequences=2)
-    scheduler.add(Sequence.from_prompt("a", [7] * 6, 3, num_forks=2))
+    scheduler.add(Sequence.from_prompt("a", [7] * 6, 3, num_completions=2))
     scheduler.commit(scheduler.schedule(), [[SampledToken(0), SampledToken(1)]])
     first, second = scheduler.running
     shared, plan = blocks_of(first)[1], StepPlan()

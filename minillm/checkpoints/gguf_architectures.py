@@ -143,7 +143,7 @@ def _gemma(fields: Fields, pattern: int, layers_of_27b: int) -> dict[str, Any]:
         "post_norms": True,
         "activation": "gelu",
         "embedding_scale": math.sqrt(hidden_size),
-        "query_scale": 1 / math.sqrt(query_dim),
+        "attention_scale": 1 / math.sqrt(query_dim),
         "sliding_window": fields.integer("attention.sliding_window") if window_layers else None,
         "window_layers": window_layers,
     }

@@ -114,7 +114,7 @@ def _gemma(fields: Fields, pattern: int) -> dict[str, Any]:
         "post_norms": True,
         "activation": "gelu",
         "embedding_scale": math.sqrt(fields.integer("hidden_size")),
-        "query_scale": 1 / math.sqrt(fields.number("query_pre_attn_scalar")),
+        "attention_scale": 1 / math.sqrt(fields.number("query_pre_attn_scalar")),
         "logit_soft_cap": fields.number("final_logit_softcapping", None),
         "attention_bias": bias,
         "output_bias": bias,

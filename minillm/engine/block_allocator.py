@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence as SequenceOf
 
-from minillm.engine.block_table import FREED, BlockTable, first_readable_block
+from minillm.engine.block_table import FREED, BlockTable, first_readable_block, num_blocks_for
 from minillm.engine.prefix_index import Node, PrefixIndex
 
 
@@ -96,7 +96,7 @@ class BlockAllocator:
 
     def num_missing(self, tables: SequenceOf[BlockTable], num_tokens: int) -> int:
         """Return how many blocks must be added to the tables to cover `num_tokens` positions in every group."""
-        return sum(max(0, -(-num_tokens // self.block_size) - len(table.blocks)) for table in tables)
+        return sum(max(0, num_blocks_for(num_tokens, self.block_size) - len(table.blocks)) for table in tables)
 
     def allocate(self, tables: SequenceOf[BlockTable], num_tokens: int) -> list[int]:
         """Append blocks to every table until it covers `num_tokens` positions. If the pool is too small, append none.
@@ -117,7 +117,7 @@ class BlockAllocator:
                 f"but {self.num_available} of {self.num_blocks} are free"
             )
         evicted: list[int] = []
-        for index in range(-(-num_tokens // self.block_size)):
+        for index in range(num_blocks_for(num_tokens, self.block_size)):
             for table in tables:
                 if index == len(table.blocks):
                     table.append(self._take(evicted))
@@ -134,19 +134,19 @@ class BlockAllocator:
         while any(table.blocks for table in tables):
             for table in reversed(tables):
                 if (block := table.blocks.pop()) != FREED:
-                    self._drop_reference(block)
+                    self._drop_block_reference(block)
 
     def free_before(self, tables: SequenceOf[BlockTable], position: int) -> None:
         """Free the blocks that no query at `position` or later can read, in each group with a window."""
         for table in tables:
             for block in table.free_before(position):
-                self._drop_reference(block)
+                self._drop_block_reference(block)
 
     def add_reference(self, tables: SequenceOf[BlockTable]) -> list[BlockTable]:
         """Return new tables that list the same blocks: for a prefix that was found, or for a fork of a sequence."""
         for table in tables:
             for block in table.live_blocks:
-                self._add_reference(block)
+                self._add_block_reference(block)
         return [table.copy() for table in tables]
 
     def is_shared(self, block: int) -> bool:
@@ -171,7 +171,7 @@ class BlockAllocator:
         source = table.blocks[index]
         evicted: list[int] = []
         table.blocks[index] = self._take(evicted)
-        self._drop_reference(source)
+        self._drop_block_reference(source)
         return source, evicted
 
     def _take(self, evicted: list[int]) -> int:
@@ -184,12 +184,12 @@ class BlockAllocator:
         self.references[block] = 1
         return block
 
-    def _add_reference(self, block: int) -> None:
+    def _add_block_reference(self, block: int) -> None:
         if self.references[block] == 0:
             del self._cached[block]
         self.references[block] += 1
 
-    def _drop_reference(self, block: int) -> None:
+    def _drop_block_reference(self, block: int) -> None:
         if not self.references[block]:
             raise ValueError(f"block {block} is not held; it was freed twice or never handed out")
         self.references[block] -= 1
@@ -215,13 +215,16 @@ class BlockAllocator:
         """
         root, *nodes = self.prefixes.follow(token_ids)
         length = index = len(nodes)
-        first = self._first_readable(length)
-        while index > min(first):  # from the end: if a readable block is missing, the prefix must end before it
+        readable_from = self._first_readable(length)  # one index per group
+        # Walk back over the readable blocks. Where one is missing, the prefix must end before it; a query after that
+        # shorter prefix reads earlier blocks, so the walk has further to go.
+        while index > min(readable_from):
             index -= 1
-            if any(block is None and index >= start for block, start in zip(nodes[index].blocks, first, strict=True)):
-                length, first = index, self._first_readable(index)
+            blocks = zip(nodes[index].blocks, readable_from, strict=True)
+            if any(block is None and index >= first for block, first in blocks):
+                length, readable_from = index, self._first_readable(index)
         tables = self.new_tables()
-        for group, (table, start) in enumerate(zip(tables, first, strict=True)):
+        for group, (table, start) in enumerate(zip(tables, readable_from, strict=True)):
             for index, node in enumerate(nodes[:length]):
                 block = node.blocks[group]
                 table.append(FREED if index < start or block is None else block)
@@ -254,9 +257,9 @@ class BlockAllocator:
         for table, known in zip(tables, node.blocks, strict=True):
             block = table.blocks[index]
             if known is not None and known != block:
-                self._add_reference(known)
+                self._add_block_reference(known)
                 table.blocks[index] = known
-                self._drop_reference(block)
+                self._drop_block_reference(block)
         return node
 
     def reset_prefix_cache(self) -> None:

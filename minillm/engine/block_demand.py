@@ -9,12 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 
 from minillm.engine.block_allocator import BlockAllocator
-from minillm.engine.block_table import BlockTable
-
-
-def num_blocks_for(num_tokens: int, block_size: int) -> int:
-    """Return how many blocks of one KV-cache group `num_tokens` positions fill, counting a partly filled last one."""
-    return -(-num_tokens // block_size)
+from minillm.engine.block_table import BlockTable, num_blocks_for
 
 
 def max_live_blocks(num_positions: int, max_batch_tokens: int, block_size: int, windows: SequenceOf[int | None]) -> int:
@@ -37,7 +32,7 @@ def max_live_blocks(num_positions: int, max_batch_tokens: int, block_size: int, 
 def max_window_blocks(window: int, max_batch_tokens: int, block_size: int) -> int:
     """Return the maximum number of blocks that a sequence of any length holds in a group with this window."""
     at_once = window - 1 + max_batch_tokens  # positions that a step's first query reads, and those the step adds
-    return num_blocks_for(at_once - 1, block_size) + 1  # one more where the first of them is not at a block's start
+    return num_blocks_for(at_once - 1, block_size) + 1  # n consecutive positions are in at most this many blocks
 
 
 def blocks_needed(

@@ -7,10 +7,11 @@ lists a sequence's blocks in the order of its positions, so the blocks themselve
     table         [   3   ,     0   ,     7   ]
     position 6    block 0, offset 2
 
-In a model with sliding windows, some layers read only the last `window` positions and others read all of them (in
-Gemma 3 270M, three of 18). The layers therefore form *KV-cache groups*: the layers of a group have the same window and
-share a block table. A sequence has one table per group, all of the same length. A group with a window frees each block
-as soon as no later query can read it; its table keeps its length, with FREED in place of the block:
+In a model with sliding windows, some layers read only the last `window` positions and others read all of them (in Gemma
+3 270M, three of 18). The layers therefore form *KV-cache groups*: the layers of a group have the same window and share
+a block table. (Layers with the same window can be in several groups, so that all groups are about equally large.) A
+sequence has one table per group, all of the same length. A group with a window frees each block as soon as no later
+query can read it; its table keeps its length, with FREED in place of the block:
 
     group 0, window 8     [FREED, 4, 6, 9]             13 positions so far
     group 1, no window    [2, 5, 8, 1]
@@ -25,7 +26,7 @@ from dataclasses import dataclass, field
 
 from minillm.reprs import format_block_table
 
-FREED = -1  # in a block table, in place of a block that the sequence has freed
+FREED = -1  # in a block table, in place of a block that the sequence has freed; `batch.NO_BLOCK` is the same number
 
 
 @dataclass(eq=False)
@@ -99,6 +100,11 @@ class BlockTable:
 def first_readable_block(position: int, window: int | None, block_size: int) -> int:
     """Return the index of the first block that a query at `position`, or at any later one, can read."""
     return 0 if window is None else max(0, position - window + 1) // block_size
+
+
+def num_blocks_for(num_tokens: int, block_size: int) -> int:
+    """Return how many blocks of one KV-cache group `num_tokens` positions fill, counting a partly filled last one."""
+    return -(-num_tokens // block_size)
 
 
 def live_blocks(blocks: SequenceOf[int]) -> list[int]:

@@ -244,7 +244,7 @@ class Engine:
             raise RequestError("this model has no tokenizer, so its answers have no text in which to find `stop`")
         for token_id in params.stop_token_ids:
             check_integer("stop_token_ids", token_id, 0, self.transformer.config.vocab_size - 1)
-        self.scheduler.check(Sequence.from_prompt("", token_ids, params.max_tokens, num_forks=params.n))
+        self.scheduler.check(Sequence.from_prompt("", token_ids, params.max_tokens, num_completions=params.n))
         return token_ids
 
     def add_request(
@@ -283,7 +283,7 @@ class Engine:
                     raise RequestError(f"{name} is {value!r}; it must be a string")
             priority = check_integer("priority", priority, -(2**31), 2**31)
             sequence = Sequence.from_prompt(
-                request_id, token_ids, params.max_tokens, num_forks=params.n, priority=priority
+                request_id, token_ids, params.max_tokens, num_completions=params.n, priority=priority
             )
             request = Request.new(params, self.tokenizer)
             arrival = Arrival(

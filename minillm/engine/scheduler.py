@@ -18,10 +18,11 @@ window and one step's tokens cover. To benefit from that, a long prompt takes it
 admission leaves enough blocks for the running sequences to finish their prompts.
 
 No sequence starves. The order of first admission never changes, only later sequences are preempted, and a preempted
-sequence is re-admitted before any new one. So the oldest sequence always finishes, and then the next one is the oldest.
-A prompt's next chunk can also fail to get blocks in a model with windows, when the blocks behind it are shared and so
-did not become free; then, too, the sequence admitted last is preempted and its chunk is withdrawn from the plan. In the
-worst case the oldest sequence gets the whole pool to itself, and `check` has made sure that this is enough.
+sequence is re-admitted before any new one. In the worst case the oldest sequence gets the whole pool to itself, and
+`check` has made sure that this is enough. So the oldest sequence always finishes, and then the next one is the oldest.
+
+With windows, a prompt's next chunk can also fail to get blocks, when the blocks behind it are shared and so did not
+become free. Then, too, the sequence admitted last is preempted, and its chunk is withdrawn from the plan.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from itertools import count
 
 from minillm.checks import check_integer, check_number
 from minillm.engine.block_allocator import BlockAllocator
-from minillm.engine.block_demand import blocks_needed, max_live_blocks, num_blocks_for
+from minillm.engine.block_demand import blocks_needed, max_live_blocks
+from minillm.engine.block_table import num_blocks_for
 from minillm.engine.sequence import Sequence
 from minillm.engine.step_plan import StepPlan
 from minillm.engine.waiting_queue import WaitingQueue
@@ -116,7 +118,7 @@ class Scheduler:
         return plan
 
     def commit(self, plan: StepPlan, sampled: SequenceOf[SequenceOf[SampledToken | None]]) -> None:
-        """Apply the results of a step: append tokens, publish full blocks, free unreadable ones, fork, and finish.
+        """Apply the results of a step: publish full blocks, free unreadable ones, fork, append tokens, and finish.
 
         Parameters
         ----------
@@ -168,9 +170,9 @@ class Scheduler:
         RequestError
             The request asks for more completions than may run at once, or needs more blocks than the pool has.
         """
-        if sequence.num_forks > self.max_sequences:
+        if sequence.num_completions > self.max_sequences:
             raise RequestError(
-                f"a request for {sequence.num_forks} completions needs them to run at once, but "
+                f"a request for {sequence.num_completions} completions needs them to run at once, but "
                 f"max_sequences is {self.max_sequences}"
             )
         needed = self.max_live_blocks(sequence.max_positions)
@@ -180,7 +182,7 @@ class Scheduler:
     def _too_long(self, sequence: Sequence, needed: int) -> str:
         positions, size = sequence.max_positions, self.blocks.block_size
         at_once, remedy = "", "shorten one"
-        if needed < num_blocks_for(positions, size) * self.blocks.num_groups:  # windows limit what it holds
+        if self._windows_save_blocks(positions):
             window = max(filter(None, self.blocks.windows))
             at_once = f" at once, with a window of {window} and max_batch_tokens of {self.max_batch_tokens}"
             if None not in self.blocks.windows:  # then a text of any length fits if a step is small enough
@@ -194,6 +196,11 @@ class Scheduler:
     def max_live_blocks(self, num_positions: int) -> int:
         """Return the maximum number of blocks that a sequence holds while it grows to `num_positions`."""
         return max_live_blocks(num_positions, self.max_batch_tokens, self.blocks.block_size, self.blocks.windows)
+
+    def _windows_save_blocks(self, num_positions: int) -> bool:
+        """Return whether a sequence of this length frees some of its blocks, behind its windows, while it grows."""
+        num_blocks = num_blocks_for(num_positions, self.blocks.block_size) * self.blocks.num_groups
+        return self.max_live_blocks(num_positions) < num_blocks
 
     def end(self, request_id: str, reason: str) -> list[Finish]:
         """End the unfinished sequences of a request, waiting or running. Their blocks are available immediately.
@@ -225,7 +232,7 @@ class Scheduler:
 
     def _decode(self, plan: StepPlan) -> None:
         """Advance each decoding sequence by one token, as far as the budget and the pool allow."""
-        index = 0  # not a `for` loop: preemption removes sequences from the end of `running`
+        index = 0  # a preempted sequence is at `index` or after it, so none is skipped
         while index < len(self.running) and plan.num_tokens < self.max_batch_tokens:
             sequence = self.running[index]
             if not sequence.in_prefill and self._ensure_blocks(sequence, 1, plan):
@@ -248,12 +255,12 @@ class Scheduler:
         """
         if plan.preempted:  # the preempted sequence would be re-admitted immediately
             return
-        num_open = self.max_sequences - sum(sequence.num_forks for sequence in self.running)
+        num_open = self.max_sequences - sum(sequence.num_completions for sequence in self.running)
         while self.waiting and (plan.num_tokens < self.max_batch_tokens or self.policy == "static"):
             sequence = self.waiting.peek()
-            if sequence.num_forks > num_open or not self._try_admit(sequence, plan):
+            if sequence.num_completions > num_open or not self._try_admit(sequence, plan):
                 return
-            num_open -= sequence.num_forks
+            num_open -= sequence.num_completions
             self._schedule_chunk(sequence, plan)
 
     def _try_admit(self, sequence: Sequence, plan: StepPlan) -> bool:
@@ -267,20 +274,26 @@ class Scheduler:
         found, node = (
             blocks.match_prefix(sequence.token_ids[:-1]) if self.prefix_caching else (blocks.new_tables(), None)
         )
-        # Cached blocks that this sequence takes are no longer available to others.
+        # Cached blocks that this sequence takes are no longer available; running prompts are promised what they need.
         reused = sum(not blocks.references[block] for table in found for block in table.live_blocks)
         promised = sum(self._blocks_needed(other.block_tables, other.prefill_end) for other in self.running)
-        left = blocks.num_available - reused - promised - self._blocks_needed(found, num_tokens)
-        if left < (int(self.watermark * blocks.num_blocks) if self.running else 0):
+        num_left = blocks.num_available - reused - promised - self._blocks_needed(found, num_tokens)
+        if num_left < (int(self.watermark * blocks.num_blocks) if self.running else 0):
             return False
         self.waiting.pop()
         num_cached = found[0].capacity
         plan.admitted.append(
-            Admission(sequence.request_id, sequence.completion, num_tokens, num_cached, sequence.rank is not None)
+            Admission(
+                sequence.request_id,
+                sequence.completion,
+                num_tokens,
+                num_cached,
+                after_preemption=sequence.rank is not None,
+            )
         )
         sequence.block_tables = blocks.add_reference(found)
         end = num_tokens
-        if self.max_live_blocks(num_tokens) < num_blocks_for(num_tokens, blocks.block_size) * blocks.num_groups:
+        if self._windows_save_blocks(num_tokens):
             end = min(num_tokens, num_cached + self.max_batch_tokens)
         plan.evicted += blocks.allocate(sequence.block_tables, end)
         sequence.num_computed, sequence.prefill_end = num_cached, num_tokens
@@ -313,7 +326,7 @@ class Scheduler:
             shared = [] if missing else [table for table in tables if blocks.is_shared(table.blocks[index])]
             if not missing and not shared:
                 return True
-            if blocks.num_available < max(missing, 1):
+            if blocks.num_available < max(missing, 1):  # a copy of a shared block takes one
                 victim = self.running[-1]
                 plan.preempted.append(Preemption(victim.request_id, victim.completion, victim.num_computed))
                 plan.withdraw(victim)
@@ -348,12 +361,12 @@ class Scheduler:
     def _fork(self, sequence: Sequence) -> list[Sequence]:
         """At the end of the prompt, return one sequence per requested completion; they share all blocks so far."""
         sequences = [sequence]
-        for completion in range(1, sequence.num_forks):
+        for completion in range(1, sequence.num_completions):
             fork = sequence.fork(completion, self.blocks.add_reference(sequence.block_tables))
             self._requests[sequence.request_id][completion] = fork
             insort(self.running, fork, key=_rank)
             sequences.append(fork)
-        sequence.num_forks = 1
+        sequence.num_completions = 1
         return sequences
 
     def _finish(self, sequence: Sequence, reason: str) -> list[Finish]:

@@ -20,8 +20,8 @@ class Sequence:
     num_prompt_tokens : length of the prompt.
     request_id, completion : the request, and the number of this completion in it, from 0.
     max_tokens : maximum length of the answer.
-    num_forks : completions that this sequence represents. A request for n completions computes its prompt once, as one
-        sequence of n forks; at the end of the prompt it is forked into n sequences.
+    num_completions : completions that this sequence represents. A request for n completions computes its prompt once,
+        as one sequence; at the end of the prompt it is forked into n sequences, and represents one of them.
     priority : smaller is admitted first, under the "priority" admission order.
     num_computed : tokens whose key and value are in the cache.
     prefill_end : tokens known at the last admission. The sequence is in prefill up to there, and decodes afterwards.
@@ -36,7 +36,7 @@ class Sequence:
     request_id: str = ""
     completion: int = 0
     max_tokens: int = 1
-    num_forks: int = 1
+    num_completions: int = 1
     priority: int = 0
     num_computed: int = 0
     prefill_end: int = 0
@@ -47,10 +47,17 @@ class Sequence:
 
     @classmethod
     def from_prompt(
-        cls, request_id: str, prompt: SequenceOf[int], max_tokens: int, *, num_forks: int = 1, priority: int = 0
+        cls, request_id: str, prompt: SequenceOf[int], max_tokens: int, *, num_completions: int = 1, priority: int = 0
     ) -> Sequence:
         """Return the sequence of a new request: nothing generated, nothing computed."""
-        return cls(list(prompt), len(prompt), request_id, max_tokens=max_tokens, num_forks=num_forks, priority=priority)
+        return cls(
+            list(prompt),
+            len(prompt),
+            request_id,
+            max_tokens=max_tokens,
+            num_completions=num_completions,
+            priority=priority,
+        )
 
     def fork(self, completion: int, block_tables: list[BlockTable]) -> Sequence:
         """Return another completion of the same request that continues from here, with its own block tables."""
@@ -78,7 +85,7 @@ class Sequence:
     @property
     def completions(self) -> range:
         """The numbers of the completions that this sequence represents."""
-        return range(self.completion, self.completion + self.num_forks)
+        return range(self.completion, self.completion + self.num_completions)
 
     @property
     def in_prefill(self) -> bool:
@@ -87,7 +94,7 @@ class Sequence:
 
     @property
     def max_positions(self) -> int:
-        """Maximum number of positions it fills: the last token needs none, because its key and value are never read."""
+        """Maximum number of positions that it fills. Its last token fills none, because it is never computed."""
         return self.num_prompt_tokens + self.max_tokens - 1
 
     @property

@@ -15,7 +15,8 @@ class StepPlan:
 
     Attributes
     ----------
-    chunks : the tokens that the step computes for each scheduled sequence, in the order of the batch.
+    chunks : the tokens that the step computes for each scheduled sequence, in the order of the batch. The types of
+        these and of the following entries, and their fields, are in `minillm/trace/events.py`; a trace records them.
     admitted, preempted : the sequences that gained or lost their blocks in this step.
     copies : blocks to copy before anything is computed, in this order.
     evicted : cached blocks that were evicted.
@@ -43,7 +44,8 @@ class StepPlan:
                 start,
                 sequence.token_ids[start : start + num_tokens],
                 [list(table.blocks) for table in sequence.block_tables],
-                num_samples=sequence.num_forks if is_last else 0,
+                # All completions of a prompt sample their first token from the logits of its last token.
+                num_samples=sequence.num_completions if is_last else 0,
             )
         )
         self.num_tokens += num_tokens

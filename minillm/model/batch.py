@@ -14,15 +14,16 @@ the earlier ones. Both have one row per KV-cache group; most models have a singl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from minillm.reprs import abbreviated, format_block_tables
 
-NO_BLOCK = -1  # in a block table: a freed block, or padding after a shorter table
+NO_BLOCK = -1  # in a padded block table: a freed block (the engine's FREED), or padding after a shorter table
 
 
 class ChunkLike(Protocol):
@@ -122,6 +123,10 @@ class Batch:
     def from_plan(cls, plan: PlanLike, block_size: int, num_groups: int = 1) -> Batch:
         """Lay the chunks of a scheduler's plan end to end. Raises the errors of `from_chunks`."""
         return cls.from_chunks(plan.chunks, block_size, num_groups)
+
+    def moved(self, move: Callable[[np.ndarray], Any]) -> Batch:
+        """Return the batch with `move` applied to each array: a backend's `as_indices`, which moves it to the GPU."""
+        return Batch(**{name: move(array) for name, array in vars(self).items()})
 
     @property
     def num_tokens(self) -> int:

@@ -64,7 +64,7 @@ class ModelConfig:
     activation: str = "silu"  # or "gelu": the nonlinearity of the MLP
     gated: bool = True  # the MLP has a gate; without one, its activation is gelu
     embedding_scale: float = 1.0  # embeddings are multiplied by this
-    query_scale: float | None = None  # attention scores are multiplied by this; None for 1 / sqrt(K)
+    attention_scale: float | None = None  # attention scores are multiplied by this; None for 1 / sqrt(K)
     attention_soft_cap: float | None = None  # attention scores are soft-capped to this magnitude
     logit_soft_cap: float | None = None  # logits are soft-capped to this magnitude
     learned_positions: bool = False  # a vector per position is added to the embedding, and nothing is rotated

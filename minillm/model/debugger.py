@@ -6,7 +6,7 @@ import sys
 
 
 def debugger_attached() -> bool:
-    """Return whether a debugger follows this thread, through `sys.settrace` or, since Python 3.12, `sys.monitoring`.
+    """Return whether a debugger is attached: to this thread (`sys.settrace`), or to the interpreter (`sys.monitoring`).
 
     Tools that use `sys.settrace` for something else, such as coverage, count as well.
     """

@@ -16,12 +16,14 @@ from minillm.model.config import ModelConfig
 
 DTYPES = ("float32", "float16")  # types that keys and values can be stored in
 
-FULL_ATTENTION_WEIGHT = 8  # see `_layers_per_block`
+FULL_ATTENTION_WEIGHT = 8  # how much more waste costs in layers without a window; see `_layers_per_block`
 
 
 @dataclass(frozen=True)
 class KVGroup:
-    """Layers whose keys and values share blocks, because they have the same window.
+    """Layers with the same window, whose keys and values share blocks.
+
+    Layers with one window can be split into several groups, so that all groups have about the same number of layers.
 
     Attributes
     ----------
@@ -79,8 +81,9 @@ def _layers_per_block(layers_by_window: dict[int | None, tuple[int, ...]]) -> in
     """Choose the number of layers per block that wastes the least memory.
 
     All groups use blocks of the same size, so that they can share one pool. A group with fewer layers than a block has
-    room for wastes the rest. Layers without a window hold their blocks longest, so their waste counts more; and each
-    further group costs about one layer, because its block table has to be kept.
+    room for wastes the rest. Layers without a window hold their blocks longest, so their waste counts more. Each group
+    also counts as one more layer, because its block table has to be kept. Gemma 3 270M has 15 layers with a window and
+    three without: a block has room for three layers, and there are five groups with the window and one without.
     """
     num_layers = sum(map(len, layers_by_window.values()))
 
@@ -112,7 +115,7 @@ class KVCache:
         against the B keys of a block reads memory in order, one SIMD lane per key.
     values : [N, layers per block, G, B, K]
         Here head_dim is innermost, so that the weighted sum of values reads memory in order, one lane per component.
-    layer_slots : int64 [L, 2], for each layer its KV-cache group and its index within that group's blocks.
+    layer_places : int64 [L, 2], for each layer its KV-cache group and its index within that group's blocks.
     shape : CacheShape, what the cache and a model must agree on.
 
     Raises
@@ -132,10 +135,10 @@ class KVCache:
         layers, heads, head_dim = self.shape.layers_per_block, self.shape.num_kv_heads, self.shape.head_dim
         self.keys = xp.zeros((num_blocks, layers, heads, head_dim, block_size), dtype=getattr(xp, dtype))
         self.values = xp.zeros((num_blocks, layers, heads, block_size, head_dim), dtype=getattr(xp, dtype))
-        self.layer_slots = np.empty((config.num_layers, 2), np.int64)
+        self.layer_places = np.empty((config.num_layers, 2), np.int64)
         for number, group in enumerate(self.shape.groups):
             for layer_in_block, layer in enumerate(group.layers):
-                self.layer_slots[layer] = number, layer_in_block
+                self.layer_places[layer] = number, layer_in_block
 
     @classmethod
     def contiguous(

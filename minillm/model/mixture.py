@@ -29,7 +29,8 @@ def mixture(x: Array, chosen: np.ndarray, weights: Array, run_expert: Callable[[
         tokens, _ = np.nonzero(chosen == expert)
         outputs.append(run_expert(int(expert), xp.take(x, xp.asarray(tokens), axis=0)))
     results = xp.concat(outputs)  # one row per choice, sorted by expert and then by token
-    rows = np.argsort(np.argsort(chosen, axis=None, stable=True)).reshape(chosen.shape)  # of each choice in `results`
+    # The inner argsort sorts the choices as `results` is sorted; the outer one inverts it: the row of each choice.
+    rows = np.argsort(np.argsort(chosen, axis=None, stable=True)).reshape(chosen.shape)
     total = xp.zeros_like(x)
     for rank in range(chosen.shape[1]):
         total = total + weights[:, rank, None] * xp.take(results, xp.asarray(rows[:, rank]), axis=0)

@@ -6,14 +6,17 @@ token itself. Prefill and decode are this same pass, over many tokens of a seque
 
 **Which code runs.** Everything here runs as you read it, layer by layer, whenever a debugger is attached, a probe is
 set, or the model was created with `LLM(fused=False)`. Otherwise the default backend runs all layers as one compiled
-call (`ops/jit/layers.py`), which is faster: it makes the same calls to the same kernels, and so computes the same bits.
+call (`ops/jit/layers.py`), if it has one for this model; it has none for GPT-2 and mixtures of experts. The call is
+faster. It makes the same calls to the same kernels, and so computes the same bits. A `print` or `breakpoint()` that you
+add to a layer here then does nothing: start the program under a debugger, or set `fused=False`.
 
 The numbers are computed by `ops`, a backend (see `minillm/ops/__init__.py`); this file only composes its operations.
-The weights that a layer holds are listed in `weights.py`. Models that differ from Llama do so in a few named places, at
-the end of the class; skip them on a first reading. `docs/models.md` lists the differences of each model.
+The weights that a layer holds are listed in `weights.py`. Models differ from Llama in a few named places, as branches
+of the smaller steps; skip those branches on a first reading. `docs/models.md` lists the differences of each model.
 
 Shapes, here and everywhere: `T` tokens in the step, `S` sequences, `V` vocabulary, `D` hidden size, `F` feed-forward
-size, `H` query heads, `G` key/value heads, `K` head_dim.
+size, `H` query heads, `G` key/value heads, `K` head_dim, `R` rotated components of a head (usually all `K`), `M` length
+of the longest sequence, `E` experts. In a KV cache, `N` blocks of `B` positions, and `L` layers.
 """
 
 from __future__ import annotations
@@ -31,10 +34,11 @@ from minillm.model.kv_cache import CacheShape, KVCache
 from minillm.model.mixture import mixture
 from minillm.model.probe import Probe, no_probe, with_copies
 from minillm.model.rope import rope_frequencies
-from minillm.model.weights import MLP, Linear, MixtureOfExperts, Norm, WeightLoader, num_bytes, parts_per_token
+from minillm.model.weights import MLP, Linear, MixtureOfExperts, Norm, WeightLoader, part_bytes, parts_per_token
 
 Array = Any  # an array of the backend's library
-Angles = dict[int | None, tuple[Array, Array]]  # cosines and sines [T, R/2] by the window of a layer; None: all others
+# Cosines and sines, [T, R/2] each. The key is a window whose layers rotate by angles of their own, or None: all others.
+Angles = dict[int | None, tuple[Array, Array]]
 
 
 class Transformer:
@@ -95,7 +99,7 @@ class Transformer:
         """
         self._check(batch, kv_cache)
         probe = probe if probe is no_probe else with_copies(probe, self.ops.to_numpy)
-        batch = Batch(*map(self.ops.as_indices, vars(batch).values()))  # moved to the backend once per step
+        batch = batch.moved(self.ops.as_indices)  # to the backend: once per step, not once per layer
         x = self._embed(batch)  # [T, D]
         probe("embedding", x)
         x = self._layers(x, batch, kv_cache, probe)  # [T, D]
@@ -131,7 +135,11 @@ class Transformer:
         return x
 
     def _attention(self, x: Array, angles: Angles, batch: Batch, kv_cache: KVCache, index: int, probe: Probe) -> Array:
-        """Gather from each token's earlier tokens: [T, D] -> [T, D]. Writes the step's keys and values to the cache."""
+        """Gather from each token's earlier tokens, or the last `window` of them: [T, D] -> [T, D].
+
+        The step's keys and values are first written to the cache, so that its tokens can read each other.
+        `ops.attention` leaves out later tokens and those behind the window.
+        """
         ops, config, layer, name = self.ops, self.config, self.layers[index], f"layers.{index}.attention"
         window = config.window(index)
         q = self._rotate(self._heads(x, layer.q, layer.q_norm), angles, window)  # [T, H, K]
@@ -140,15 +148,15 @@ class Transformer:
         probe(f"{name}.q", q)
         probe(f"{name}.k", k)
         probe(f"{name}.v", v)
-        group, layer_in_block = kv_cache.layer_slots[index].tolist()
+        group, layer_in_block = kv_cache.layer_places[index].tolist()
         ops.write_kv(k, v, kv_cache.keys, kv_cache.values, layer_in_block, batch.slots[group])
         queries = batch.positions, batch.query_starts, batch.block_tables[group]
-        scoring = config.query_scale, window, config.attention_soft_cap
+        scoring = {"scale": config.attention_scale, "window": window, "soft_cap": config.attention_soft_cap}
         if probe is not no_probe:  # `ops.attention` keeps neither scores nor weights
-            scores = ops.attention_scores(q, kv_cache.keys, layer_in_block, *queries, *scoring)  # [T, H, M]
+            scores = ops.attention_scores(q, kv_cache.keys, layer_in_block, *queries, **scoring)  # [T, H, M]
             probe(f"{name}.scores", scores)
             probe(f"{name}.weights", ops.softmax(scores))
-        gathered = ops.attention(q, kv_cache.keys, kv_cache.values, layer_in_block, *queries, *scoring)  # [T, H, K]
+        gathered = ops.attention(q, kv_cache.keys, kv_cache.values, layer_in_block, *queries, **scoring)  # [T, H, K]
         probe(f"{name}.gathered", gathered)
         output = ops.linear(self.xp.reshape(gathered, (batch.num_tokens, -1)), layer.output.weight, layer.output.bias)
         probe(f"{name}.output", output)
@@ -171,7 +179,7 @@ class Transformer:
         probe(f"{name}.output", output)
         return output
 
-    # --- where models differ: skip this on a first reading ------------------------------------------------------
+    # --- the smaller steps: one line each for Llama, with branches for other models ---------------------------
 
     def _embed(self, batch: Batch) -> Array:
         """Look up the tokens' embeddings: [T] -> [T, D]. Gemma scales them; GPT-2 adds one per position."""
@@ -182,13 +190,6 @@ class Transformer:
             x = x + self.ops.embed(batch.positions, self.position_embedding)
         return x
 
-    def _logits(self, x: Array) -> np.ndarray:
-        """Score every token of the vocabulary: [S, D] -> [S, V], as a NumPy array. Gemma 2 caps the scores."""
-        logits = self.ops.linear(x, self.head)
-        if self.config.logit_soft_cap:
-            logits = self.ops.apply_soft_cap(logits, self.config.logit_soft_cap)
-        return self.ops.to_numpy(logits)
-
     def _norm(self, x: Array, norm: Norm | None) -> Array:
         """Normalize every row of [T, D]: RMS norm, or layer norm in GPT-2. Without a norm, return `x` itself."""
         if norm is None:
@@ -196,16 +197,6 @@ class Transformer:
         if norm.bias is None:
             return self.ops.rms_norm(x, norm.weight, self.config.norm_eps)
         return self.ops.layer_norm(x, norm.weight, norm.bias, self.config.norm_eps)
-
-    def _make_frequencies(self) -> None:
-        """Prepare the rotary frequencies. In Gemma 3, layers with a window have their own theta."""
-        config = self.config
-        rotary_dim, scaling = config.rotary_dim or config.head_dim, config.rope_scaling
-        self.frequencies = self.ops.as_vector(rope_frequencies(rotary_dim, config.rope_theta, scaling))
-        self.attention_factor = scaling.attention_factor if scaling else 1.0
-        self.window_frequencies = None
-        if config.window_rope_theta and config.sliding_window:
-            self.window_frequencies = self.ops.as_vector(rope_frequencies(rotary_dim, config.window_rope_theta))
 
     def _angles(self, batch: Batch) -> Angles:
         """Compute the cosines and sines for rotating the step's queries and keys."""
@@ -241,6 +232,25 @@ class Transformer:
 
         return mixture(x, chosen, weights, run_expert, self.xp)
 
+    def _logits(self, x: Array) -> np.ndarray:
+        """Score every token of the vocabulary: [S, D] -> [S, V], as a NumPy array. Gemma 2 caps the scores."""
+        logits = self.ops.linear(x, self.head)
+        if self.config.logit_soft_cap:
+            logits = self.ops.apply_soft_cap(logits, self.config.logit_soft_cap)
+        return self.ops.to_numpy(logits)
+
+    # --- creation, checks and facts ---------------------------------------------------------------------------
+
+    def _make_frequencies(self) -> None:
+        """Prepare the rotary frequencies. In Gemma 3, layers with a window have their own theta."""
+        config = self.config
+        rotary_dim, scaling = config.rotary_dim or config.head_dim, config.rope_scaling
+        self.frequencies = self.ops.as_vector(rope_frequencies(rotary_dim, config.rope_theta, scaling))
+        self.attention_factor = scaling.attention_factor if scaling else 1.0
+        self.window_frequencies = None
+        if config.window_rope_theta and config.sliding_window:
+            self.window_frequencies = self.ops.as_vector(rope_frequencies(rotary_dim, config.window_rope_theta))
+
     def _check(self, batch: Batch, kv_cache: KVCache) -> None:
         """Raise ValueError if the batch or the cache does not fit the model."""
         config = self.config
@@ -260,7 +270,7 @@ class Transformer:
     def weight_bytes(self) -> int:
         """Bytes of the weights that a decode step reads: all but the embedding, unless it is also the head."""
         parts = [part for layer in self.layers for part in parts_per_token(layer, self.config.experts_per_token)]
-        return self.ops.num_bytes(self.head) + sum(num_bytes(part, self.ops) for part in [self.final_norm, *parts])
+        return self.ops.num_bytes(self.head) + sum(part_bytes(part, self.ops) for part in [self.final_norm, *parts])
 
     def __repr__(self) -> str:
         c = self.config

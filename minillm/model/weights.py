@@ -90,7 +90,7 @@ def parts_per_token(layer: Layer, experts_per_token: int) -> Iterator[Linear | N
         yield from (part for part in vars(owner).values() if isinstance(part, Linear | Norm))
 
 
-def num_bytes(part: Linear | Norm, ops: ModuleType) -> int:
+def part_bytes(part: Linear | Norm, ops: ModuleType) -> int:
     """Return the bytes read when a weight is used, its bias included."""
     matrix = ops.num_bytes(part.weight) if isinstance(part, Linear) else part.weight.nbytes
     return matrix + (0 if part.bias is None else part.bias.nbytes)

@@ -38,21 +38,25 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(
         prompt=st.lists(st.integers(0, 1), min_size=1, max_size=12) | st.lists(st.just(0), min_size=1, max_size=24),
         max_tokens=st.integers(1, 8) | st.integers(1, 30),
-        num_forks=st.integers(1, 3),
+        num_completions=st.integers(1, 3),
         priority=st.integers(-1, 1),
     )
-    def add(self, prompt, max_tokens, num_forks, priority):
+    def add(self, prompt, max_tokens, num_completions, priority):
         request_id = f"r{next(self.ids)}"
-        sequence = Sequence.from_prompt(request_id, prompt, max_tokens, num_forks=num_forks, priority=priority)
+        sequence = Sequence.from_prompt(
+            request_id, prompt, max_tokens, num_completions=num_completions, priority=priority
+        )
         blocks = self.scheduler.blocks
         fits = max_blocks(self.scheduler, len(prompt) + max_tokens - 1) <= blocks.num_blocks
-        if fits and num_forks <= self.scheduler.max_sequences:
+        if fits and num_completions <= self.scheduler.max_sequences:
             self.scheduler.add(sequence)
-            self.requests[request_id] = (prompt, max_tokens, num_forks)
+            self.requests[request_id] = (prompt, max_tokens, num_completions)
             with pytest.raises(RequestError, match=f"request '{request_id}' is still unfinished"):
                 self.scheduler.add(Sequence.from_prompt(request_id, [0], 1))
         else:
-            message = f"a request for {num_forks} completions" if fits else f"has {blocks.num_blocks}|max_sequences is"
+            message = (
+                f"a request for {num_completions} completions" if fits else f"has {blocks.num_blocks}|max_sequences is"
+            )
             with pytest.raises(RequestError, match=message):
                 self.scheduler.add(sequence)
 
@@ -107,7 +111,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert sorted(map(id, running + waiting)) == sorted(map(id, unfinished))
         assert [sequence.rank for sequence in running] == sorted(sequence.rank for sequence in running)
         assert all(not sequence.block_tables and sequence.num_computed == 0 for sequence in waiting)
-        assert sum(sequence.num_forks for sequence in running) <= self.scheduler.max_sequences
+        assert sum(sequence.num_completions for sequence in running) <= self.scheduler.max_sequences
         assert self.scheduler.policy in repr(self.scheduler)
 
     def teardown(self):
@@ -121,8 +125,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 break
             self.model.step()
         assert not self.scheduler.has_unfinished
-        for request_id, (prompt, max_tokens, num_forks) in self.requests.items():
-            for completion in range(num_forks):
+        for request_id, (prompt, max_tokens, num_completions) in self.requests.items():
+            for completion in range(num_completions):
                 expected = expected_answer(prompt, max_tokens, completion)
                 assert self.model.answers[request_id, completion] == expected
         assert self.scheduler.blocks.num_held == 0
@@ -155,7 +159,9 @@ def test_with_windows_a_pool_barely_large_enough_for_one_request_serves_many(pol
             prompt = [int(rng.random() < 0.02) for _ in range(rng.randint(1, 40))]
             requests[f"r{number}"] = prompt, rng.randint(1, 30), rng.randint(1, 3)
             scheduler.add(
-                Sequence.from_prompt(f"r{number}", *requests[f"r{number}"][:2], num_forks=requests[f"r{number}"][2])
+                Sequence.from_prompt(
+                    f"r{number}", *requests[f"r{number}"][:2], num_completions=requests[f"r{number}"][2]
+                )
             )
         steps = 0
         while scheduler.has_unfinished:
@@ -168,8 +174,8 @@ def test_with_windows_a_pool_barely_large_enough_for_one_request_serves_many(pol
             preempted_in_prefill += sum(p.num_computed < prefill_ends[p.name] for p in plan.preempted)
             steps += 1
             assert steps < 1000
-        for request_id, (prompt, max_tokens, num_forks) in requests.items():
-            for completion in range(num_forks):
+        for request_id, (prompt, max_tokens, num_completions) in requests.items():
+            for completion in range(num_completions):
                 assert model.answers[request_id, completion] == expected_answer(prompt, max_tokens, completion)
         assert scheduler.blocks.num_held == 0
     assert other_windows or preempted_in_prefill > 15

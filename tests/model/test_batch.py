@@ -116,8 +116,8 @@ def test_layers_with_the_same_window_share_blocks(num_layers, data):
         assert [group.layers for group in groups] == [tuple(range(num_layers))]
     cache = KVCache(config, num_blocks=1)
     assert cache.num_groups == len(cache.windows) == len(groups)
-    assert len({tuple(slot) for slot in cache.layer_slots.tolist()}) == num_layers
-    assert cache.layer_slots[:, 1].max() + 1 == cache.keys.shape[1]
+    assert len({tuple(place) for place in cache.layer_places.tolist()}) == num_layers
+    assert cache.layer_places[:, 1].max() + 1 == cache.keys.shape[1]
     sizes = [len(group.layers) for group in groups if group.window is None]
     assert len(sizes) * cache.keys.shape[1] <= 2 * sum(sizes)
 

@@ -128,7 +128,7 @@ def test_probed_weights_reproduce_the_output_of_attention(llm):
 
 
 def test_scores_are_not_computed_without_a_probe(llm, monkeypatch):
-    def refuse(*arguments):
+    def refuse(*arguments, **options):
         raise AssertionError("attention_scores was called")
 
     monkeypatch.setattr(llm.ops, "attention_scores", refuse)

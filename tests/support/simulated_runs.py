@@ -26,7 +26,7 @@ def simulated_runs(draw: Callable) -> Trace:
     requests: list[Request] = []
     for number in range(draw(st.integers(1, 7))):
         prompt = [0] * draw(st.integers(0, 9)) + [number + 1] * draw(st.integers(1, 9))
-        options = {"max_tokens": draw(st.integers(1, 30)), "num_forks": draw(st.sampled_from([1, 1, 1, 2, 3]))}
+        options = {"max_tokens": draw(st.integers(1, 30)), "num_completions": draw(st.sampled_from([1, 1, 1, 2, 3]))}
         requests.append((draw(st.integers(0, 10)), EngineSequence.from_prompt(f"r{number}", prompt, **options)))
     windows = draw(st.sampled_from([[None], [None], [7], [None, 7]]))
     num_needed = len(windows) * max(-(-sequence.max_positions // size) for _, sequence in requests)
@@ -90,7 +90,7 @@ def arrival(sequence: EngineSequence) -> Arrival:
         num_prompt_tokens=sequence.num_prompt_tokens,
         prompt=f"{sequence.request_id} says ",
         params={},
-        n=sequence.num_forks,
+        n=sequence.num_completions,
         max_tokens=sequence.max_tokens,
         priority=0,
         token_texts=[f"<{token_id}>" for token_id in sequence.token_ids],

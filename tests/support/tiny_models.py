@@ -20,7 +20,7 @@ TINY = {
     "head_dim": 8,
     "context_length": 64,
 }
-GEMMA = {"post_norms": True, "activation": "gelu", "embedding_scale": math.sqrt(24), "query_scale": 0.3}
+GEMMA = {"post_norms": True, "activation": "gelu", "embedding_scale": math.sqrt(24), "attention_scale": 0.3}
 WINDOW = {"sliding_window": 5, "window_layers": (0,)}
 EXPERTS = {"num_experts": 5, "experts_per_token": 2}
 YARN = RopeScaling("yarn", 4.0, original_context_length=16, attention_factor=1.2)

@@ -68,8 +68,10 @@ def simulated_run(policy, seed=1, num_blocks=12, windows=(20,)):
     config = EngineConfig(policy=policy, block_size=4, num_blocks=num_blocks, max_batch_tokens=16, max_sequences=4)
     requests = []
     for number in range(7):
-        prompt, num_forks = [0] * 8 + [number + 1] * (number + 1), 2 if number == 2 else 1
-        requests.append((number, Sequence.from_prompt(f"r{number}", prompt, 10 + number, num_forks=num_forks)))
+        prompt, num_completions = [0] * 8 + [number + 1] * (number + 1), 2 if number == 2 else 1
+        requests.append(
+            (number, Sequence.from_prompt(f"r{number}", prompt, 10 + number, num_completions=num_completions))
+        )
     trace = simulate(config, requests, Random(seed), windows)
     trace.facts.costs = COSTS
     return trace

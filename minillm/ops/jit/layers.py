@@ -68,7 +68,7 @@ def fuse(layers: Sequence[Any], config: Any) -> Callable | None:
     options = (
         np.float32(config.norm_eps),
         np.array([config.window(index) or NO_WINDOW for index in range(len(layers))], np.int64),
-        scoring_of(config.head_dim, config.query_scale, None, config.attention_soft_cap),
+        scoring_of(config.head_dim, config.attention_scale, None, config.attention_soft_cap),
         int(GELU if config.activation == "gelu" else SILU),  # a plain int: Numba takes longer to receive an np.int64
         (first.q.weight.num_outputs, first.k.weight.num_outputs, first.mlp.gate.weight.num_outputs),
     )
@@ -88,7 +88,7 @@ def fuse(layers: Sequence[Any], config: Any) -> Callable | None:
             x,
             (angles[None], angles.get(config.sliding_window, angles[None])),
             (batch.positions, batch.slots, batch.query_starts, batch.block_tables),
-            (as_stored(kv_cache.keys), as_stored(kv_cache.values), kv_cache.layer_slots),
+            (as_stored(kv_cache.keys), as_stored(kv_cache.values), kv_cache.layer_places),
             (options, vectors, matrices),
         )
 
@@ -142,7 +142,7 @@ def _layers(x, angles, batch, cache, weights):
     """
     angles, window_angles = angles
     positions, slots, query_starts, block_tables = batch
-    key_blocks, value_blocks, layer_slots = cache
+    key_blocks, value_blocks, layer_places = cache
     options, vectors, matrices = weights
     eps, windows, scoring, activation, sizes = options
     attention_norms, mlp_norms, qkv_biases, other_biases = vectors
@@ -170,7 +170,7 @@ def _layers(x, angles, batch, cache, weights):
         v = _heads(product, start_of_v, k_size, head_dim)
         q, k = _norm_heads(q, q_norms[layer], eps), _norm_heads(k, k_norms[layer], eps)
         cosines, sines = window_angles if windows[layer] < NO_WINDOW else angles
-        group, layer_in_block = layer_slots[layer]
+        group, layer_in_block = layer_places[layer]
         layer_cache = key_blocks, value_blocks, layer_in_block
         write_to_cache(rotate(k, cosines, sines), v, layer_cache, slots[group])
         q = rotate(q, cosines, sines)
