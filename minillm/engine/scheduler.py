@@ -33,8 +33,7 @@ from itertools import count
 
 from minillm.checks import check_integer, check_number
 from minillm.engine.block_allocator import BlockAllocator
-from minillm.engine.block_demand import blocks_needed, max_live_blocks
-from minillm.engine.block_table import num_blocks_for
+from minillm.engine.block_demand import blocks_needed, check_demand, frees_behind_windows, max_live_blocks
 from minillm.engine.sequence import Sequence
 from minillm.engine.step_plan import StepPlan
 from minillm.engine.waiting_queue import WaitingQueue
@@ -175,32 +174,11 @@ class Scheduler:
                 f"a request for {sequence.num_completions} completions needs them to run at once, but "
                 f"max_sequences is {self.max_sequences}"
             )
-        needed = self.max_live_blocks(sequence.max_positions)
-        if needed > self.blocks.num_blocks:
-            raise RequestError(self._too_long(sequence, needed))
-
-    def _too_long(self, sequence: Sequence, needed: int) -> str:
-        positions, size = sequence.max_positions, self.blocks.block_size
-        at_once, remedy = "", "shorten one"
-        if self._windows_save_blocks(positions):
-            window = max(filter(None, self.blocks.windows))
-            at_once = f" at once, with a window of {window} and max_batch_tokens of {self.max_batch_tokens}"
-            if None not in self.blocks.windows:  # then a text of any length fits if a step is small enough
-                remedy = "lower max_batch_tokens"
-        return (
-            f"a prompt of {sequence.num_prompt_tokens} tokens and max_tokens of {sequence.max_tokens} can fill "
-            f"{positions} positions, which takes {needed} blocks of {size}{at_once}, but the pool has "
-            f"{self.blocks.num_blocks}: {remedy}, or give the engine more num_blocks"
-        )
+        check_demand(sequence, self.max_batch_tokens, self.blocks)
 
     def max_live_blocks(self, num_positions: int) -> int:
         """Return the maximum number of blocks that a sequence holds while it grows to `num_positions`."""
         return max_live_blocks(num_positions, self.max_batch_tokens, self.blocks.block_size, self.blocks.windows)
-
-    def _windows_save_blocks(self, num_positions: int) -> bool:
-        """Return whether a sequence of this length frees some of its blocks, behind its windows, while it grows."""
-        num_blocks = num_blocks_for(num_positions, self.blocks.block_size) * self.blocks.num_groups
-        return self.max_live_blocks(num_positions) < num_blocks
 
     def end(self, request_id: str, reason: str) -> list[Finish]:
         """End the unfinished sequences of a request, waiting or running. Their blocks are available immediately.
@@ -293,7 +271,7 @@ class Scheduler:
         )
         sequence.block_tables = blocks.add_reference(found)
         end = num_tokens
-        if self._windows_save_blocks(num_tokens):
+        if frees_behind_windows(num_tokens, self.max_batch_tokens, blocks):
             end = min(num_tokens, num_cached + self.max_batch_tokens)
         plan.evicted += blocks.allocate(sequence.block_tables, end)
         sequence.num_computed, sequence.prefill_end = num_cached, num_tokens

@@ -24,36 +24,31 @@ file_name = ARCHITECTURES["llama"].file_name
 
 @settings(max_examples=15, deadline=None)
 @given(
-    layers=st.integers(1, 3),
-    heads=st.sampled_from([(4, 4), (4, 2), (2, 1), (8, 2)]),
-    head_dim=st.sampled_from([None, 2, 6, 16, 32]),
-    hidden_size=st.sampled_from([32, 48, 64]),
-    biases=st.tuples(st.booleans(), st.booleans()),
-    tied=st.booleans(),
-    eps=st.sampled_from([1e-5, 1e-6]),
-    rope=st.sampled_from(
-        [
-            {"rope_type": "default", "rope_theta": 1e4},
-            {"rope_type": "default", "rope_theta": 123456.7},
-            {"rope_type": "linear", "rope_theta": 1e5, "factor": 2.5},
-        ]
+    options=st.fixed_dictionaries(
+        {
+            "num_hidden_layers": st.integers(1, 3),
+            "head_dim": st.sampled_from([None, 2, 6, 16, 32]),
+            "hidden_size": st.sampled_from([32, 48, 64]),
+            "attention_bias": st.booleans(),
+            "mlp_bias": st.booleans(),
+            "tie_word_embeddings": st.booleans(),
+            "rms_norm_eps": st.sampled_from([1e-5, 1e-6]),
+            "rope_parameters": st.sampled_from(
+                [
+                    {"rope_type": "default", "rope_theta": 1e4},
+                    {"rope_type": "default", "rope_theta": 123456.7},
+                    {"rope_type": "linear", "rope_theta": 1e5, "factor": 2.5},
+                ]
+            ),
+        }
     ),
+    heads=st.sampled_from([(4, 4), (4, 2), (2, 1), (8, 2)]),
     storage=st.sampled_from(sorted(STORAGE_TYPES.keys() - READ_ONLY_TYPES)),
 )
-def test_both_formats_hold_the_same_model(layers, heads, head_dim, hidden_size, biases, tied, eps, rope, storage):
+def test_both_formats_hold_the_same_model(options, heads, storage):
     with tempfile.TemporaryDirectory() as folder:
         hf_path, model = write_hf_folder(
-            Path(folder, "hf"),
-            num_hidden_layers=layers,
-            num_attention_heads=heads[0],
-            num_key_value_heads=heads[1],
-            head_dim=head_dim,
-            hidden_size=hidden_size,
-            attention_bias=biases[0],
-            mlp_bias=biases[1],
-            tie_word_embeddings=tied,
-            rms_norm_eps=eps,
-            rope_parameters=rope,
+            Path(folder, "hf"), num_attention_heads=heads[0], num_key_value_heads=heads[1], **options
         )
         hf = open_checkpoint(hf_path)
         file = open_checkpoint(write_gguf(Path(folder, "m.gguf"), model, storage))
