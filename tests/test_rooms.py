@@ -81,7 +81,7 @@ MAY_IMPORT = {
     "engine.block_table": set(),
     "engine.prefix_index": set(),
     "engine.block_allocator": {"engine.block_table", "engine.prefix_index"},
-    "engine.block_demand": {"engine.block_allocator", "engine.block_table"},
+    "engine.block_demand": {"engine.block_allocator", "engine.block_table", "engine.sequence"},
     "engine.sequence": {"engine.block_table", "engine.prefix_index"},
     "engine.step_plan": {"engine.sequence", "trace.events"},
     "engine.waiting_queue": {"engine.sequence"},
