@@ -219,7 +219,7 @@ class LLM:
     def logits(self, token_ids: SequenceOf[int]) -> np.ndarray:
         """Return the model's scores for the next token after each token, float32 [T, V]."""
         token_ids = self._fitting(token_ids)
-        with self._in_use():
+        with self._in_use.held():
             cache = self._own_cache(len(token_ids))
             rows = []
             for start in range(0, len(token_ids), PREFILL_CHUNK):
@@ -249,7 +249,7 @@ class LLM:
             if fnmatchcase(name, names):
                 seen[name] = value
 
-        with self._in_use():
+        with self._in_use.held():
             cache = self._own_cache(len(token_ids))
             batch = Batch.from_chunks([Chunk(token_ids, 0, cache.full_tables())], cache.block_size, cache.num_groups)
             self.transformer.forward(batch, cache, every_token=True, probe=keep)
@@ -257,7 +257,7 @@ class LLM:
 
     def reset_prefix_cache(self) -> None:
         """Empty the prefix cache, so that the next request computes all of its prompt."""
-        with self._in_use():
+        with self._in_use.held():
             self.engine.reset_prefix_cache()
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -304,7 +304,7 @@ class LLM:
     @contextmanager
     def _serving(self, requests: SequenceOf[tuple[Prompt, list[int], SamplingParams]]) -> Iterator[list[RequestStream]]:
         """Add the requests to the engine; abort the unfinished ones at the end of the `with` block."""
-        with self._in_use():
+        with self._in_use.held():
             streams: list[RequestStream] = []
             try:
                 for prompt, token_ids, params in requests:

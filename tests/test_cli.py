@@ -125,7 +125,7 @@ def test_a_conversation_that_outgrows_the_context_says_so_and_goes_on(monkeypatc
     monkeypatch.setattr(sys, "stdin", io.StringIO("x" * 500 + "\nhello\n"))
     assert cli.main(["chat", "--model", model_file, "--max-tokens", "5"]) == 0
     printed = capsys.readouterr()
-    assert "but the context has 400" in printed.err
+    assert "need a context of 520 tokens, but it has 400" in printed.err
     assert "/clear" in printed.err
     assert printed.out.count("\n") == 1  # the second message was answered
 
@@ -137,7 +137,7 @@ def test_a_conversation_that_outgrows_the_context_says_so_and_goes_on(monkeypatc
         (["--top-p", "2"], "error: top_p is 2.0; it must be a finite number, over 0, at most 1"),
         (["--temperature", "nan"], "error: temperature is nan"),
         (["--threads", "0"], "error: threads is 0; it must be a whole number, 1 or more"),
-        (["--max-tokens", "401"], r"error: a prompt of \d+ tokens and max_tokens of 401 need 422 positions"),
+        (["--max-tokens", "401"], r"error: a prompt of \d+ tokens and max_tokens of 401 need a context of 422 tokens"),
         (["--backend", "numpy", "--threads", "2"], "error: threads is 2, but backend 'numpy'"),
     ],
 )

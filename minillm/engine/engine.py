@@ -81,14 +81,17 @@ class Engine:
             )
         self.transformer, self.kv_cache, self.scheduler = transformer, kv_cache, scheduler
         self.tokenizer, self.threads, self.model = tokenizer, threads, model
-        self.context_length = context_length or transformer.config.context_length
+        longest = transformer.config.context_length
+        self.context_length = (
+            longest if context_length is None else check_integer("context_length", context_length, 1, longest)
+        )
         self.listeners: list[Callable[[StepRecord], None]] = []
         self.probe: Probe = no_probe
         self._requests: dict[str, Request] = {}
         self._num_requests = 0
         self._made = perf_counter()
         self._recorder = StepRecorder(self.clock)
-        self._exclusive = ExclusiveAccess()
+        self._access = ExclusiveAccess()
 
     # --- a step -------------------------------------------------------------------------------------------------
 
@@ -150,7 +153,7 @@ class Engine:
                 [self._detokenize(chunk.request_id, token, failures) for token in row]
                 for chunk, row in zip(plan.chunks, tokens, strict=True)
             ]
-            for chunk, row in zip(plan.chunks, sampled, strict=True):
+            for chunk, row in zip(plan.chunks, sampled, strict=True):  # the record has no place for failed ones
                 chunk.sampled = [token for token in row if token is not None]
             self.scheduler.commit(plan, sampled)
             for request_id, error in failures.items():
@@ -163,8 +166,8 @@ class Engine:
     @contextmanager
     def _recorded_step(self) -> Iterator[StepRecorder]:
         """Run a step alone, undo it if it fails, and hand its record to the listeners."""
-        with interrupts_deferred():
-            with self._exclusive():
+        with interrupts_deferred():  # until the listeners have the record, which is after `held` has ended
+            with self._access.held():
                 self._recorder.begin()
                 try:
                     yield self._recorder
@@ -185,9 +188,12 @@ class Engine:
             raise failures[0]
 
     def _sample_after(self, chunk: ScheduledChunk, logits: np.ndarray) -> list[SampledToken | Exception]:
+        """Sample one token for each completion of the chunk's sequence: several, if they fork after this chunk."""
+        if not chunk.num_samples:
+            return []
         sequence, request = self.scheduler.sequence(chunk), self._requests[chunk.request_id]
         tokens: list[SampledToken | Exception] = []
-        for completion in sequence.completions[: chunk.num_samples]:
+        for completion in sequence.completions:
             seed = stream_seed(request.seed, completion)
             try:
                 token = sample(logits, request.params, seed, sequence.num_generated, sequence.token_ids)
@@ -206,11 +212,11 @@ class Engine:
                 raise token
             detokenizer = self._requests[request_id].detokenizers[token.completion]
             token.text, token.finish_reason = detokenizer.push(token.token_id)
+            if self.tokenizer is not None:
+                token.token_text = self.tokenizer.token_text(token.token_id)
         except Exception as error:
             failures[request_id] = error
             return None
-        if self.tokenizer is not None:
-            token.token_text = self.tokenizer.token_text(token.token_id)
         return token
 
     def _fail(self, request_id: str, error: Exception) -> list[Finish]:
@@ -233,11 +239,11 @@ class Engine:
         if not isinstance(params, SamplingParams):
             raise RequestError(f"params are {type(params).__name__}; they must be SamplingParams")
         token_ids = check_token_ids(prompt, self.transformer.config.vocab_size)
-        needed = len(token_ids) + params.max_tokens
-        if needed > self.context_length:
+        length = len(token_ids) + params.max_tokens
+        if length > self.context_length:
             raise RequestError(
-                f"a prompt of {len(token_ids)} tokens and max_tokens of {params.max_tokens} need {needed} positions, "
-                f"but the context has {self.context_length}: shorten one, or give LLM a larger context_length if the "
+                f"a prompt of {len(token_ids)} tokens and max_tokens of {params.max_tokens} need a context of {length} "
+                f"tokens, but it has {self.context_length}: shorten one, or give LLM a larger context_length if the "
                 "model allows it"
             )
         if params.stop and self.tokenizer is None:
@@ -273,7 +279,7 @@ class Engine:
         BusyError
             Another call is under way.
         """
-        with self._exclusive():
+        with self._access.held():
             params = SamplingParams() if params is None else params
             token_ids = self.check(prompt, params)
             if request_id is None:
@@ -312,7 +318,7 @@ class Engine:
         BusyError
             Another call is under way.
         """
-        with self._exclusive():
+        with self._access.held():
             self._recorder.finished += self.scheduler.end(request_id, "abort")
             self._recorder.aborted.append(request_id)
             del self._requests[request_id]
@@ -324,7 +330,7 @@ class Engine:
 
     def reset_prefix_cache(self) -> None:
         """Empty the prefix cache, so that new requests compute all of their prompts."""
-        with self._exclusive():
+        with self._access.held():
             self.scheduler.blocks.reset_prefix_cache()
 
     def clock(self) -> float:

@@ -12,13 +12,13 @@ from minillm.errors import BusyError, RequestError
 
 
 class ExclusiveAccess:
-    """Guards an object whose parts must change together: scheduler, allocator and answers."""
+    """Guards an object whose parts must change together, as scheduler, block pool and detokenizers do."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
 
     @contextmanager
-    def __call__(self) -> Iterator[None]:
+    def held(self) -> Iterator[None]:
         """Hold the lock and defer Ctrl-C during the `with` block.
 
         Raises
@@ -38,9 +38,9 @@ class ExclusiveAccess:
 
 
 class ThreadReservation:
-    """Reserves an object for one thread for as long as any of that thread's `with` blocks is open.
+    """Reserves an object for one thread for as long as any of that thread's `with` blocks is open. `LLM` uses it.
 
-    Calls of the same thread can be nested. A process that was forked after the object was created may not use it.
+    Calls of the same thread can be nested. A process created by `os.fork` after the object may not use it.
     """
 
     def __init__(self) -> None:
@@ -49,13 +49,13 @@ class ThreadReservation:
         self._process = os.getpid()
 
     @contextmanager
-    def __call__(self) -> Iterator[None]:
+    def held(self) -> Iterator[None]:
         """Reserve the object for the duration of the `with` block.
 
         Raises
         ------
         RequestError
-            This process was forked after the object was created.
+            This process was created by `os.fork` after the object.
         BusyError
             Another thread has reserved the object.
         """

@@ -19,8 +19,10 @@ class StepRecorder:
     """Builds one StepRecord per step.
 
     The engine calls `begin`, then `stage` around each stage, `scheduled` after the first one, and `complete` at the
-    end. Events that happen between two steps (`arrived`, `aborted`, `finished`) are kept for the next record. A step
-    that fails leaves no record, and its number is used again.
+    end. Events that happen between two steps (`arrived`, `aborted`, `finished`) are kept for the next record.
+
+    A step that fails leaves no record, and its number is used again. Its sequences lose their blocks and start over, so
+    the next record can contain an admission `after_preemption` although no record contains the preemption.
 
     Parameters
     ----------
@@ -28,7 +30,7 @@ class StepRecorder:
 
     Attributes
     ----------
-    record : the record of the current or last step.
+    record : the record of the current or last step. It does not exist before the first step is scheduled.
     """
 
     def __init__(self, clock: Callable[[], float]):
@@ -54,7 +56,10 @@ class StepRecorder:
         self._stage_end = now
 
     def scheduled(self, plan: StepPlan, scheduler: Scheduler) -> None:
-        """Record the plan, and the state of the queue and the block pool during the forward pass."""
+        """Record the plan, and the state of the queue and the block pool during the forward pass.
+
+        The time that this takes counts as part of the next stage, "batch".
+        """
         waiting, blocks = scheduler.waiting, scheduler.blocks
         self.record = StepRecord(
             step=self._num_steps,

@@ -40,8 +40,8 @@ class Request:
 def stream_seed(seed: int, completion: int) -> int:
     """Return the seed of the random numbers for one completion.
 
-    The first completion uses the request's own seed. Each further one uses one of 2^64 others, which no request with
-    another seed uses.
+    Completion i uses `seed + i * 2**64`. The seeds of requests are below 2**64, so no two completions of any requests
+    with different seeds use the same numbers.
     """
     return seed + (completion << 64)
 

@@ -133,7 +133,7 @@ def sample(
     Raises
     ------
     NumericError
-        The scores contain NaN or infinity, so a choice would be meaningless.
+        The highest score is NaN or infinite, so a choice would be meaningless.
     """
     best = int(np.argmax(logits))  # argmax treats NaN as the largest number
     if not math.isfinite(logits[best]):
@@ -178,7 +178,7 @@ def candidates(scores: np.ndarray, params: SamplingParams) -> tuple[np.ndarray, 
     )
     for keep in cuts:
         cut = keep(scores)
-        if cut is not scores:
+        if cut is not scores:  # a cut that keeps all tokens returns its argument itself
             kept = np.flatnonzero(cut > -np.inf)
             token_ids, scores = token_ids[kept], scores[kept]
     return token_ids, scores

@@ -7,22 +7,25 @@
     layers.N.attention.q         [T, H, K]  queries, rotated by their positions
     layers.N.attention.k         [T, G, K]  keys, rotated by their positions
     layers.N.attention.v         [T, G, K]  values
-    layers.N.attention.scores    [T, H, M]  query . key / sqrt(K); -infinity for positions that a query does not read
+    layers.N.attention.scores    [T, H, M]  query . key / sqrt(K), in Llama; -infinity at positions that are not read
     layers.N.attention.weights   [T, H, M]  softmax of the scores
     layers.N.attention.gathered  [T, H, K]  sum of the values, each times its weight
-    layers.N.attention.output    [T, D]     what attention adds to the stream
+    layers.N.attention.output    [T, D]     result of attention
     layers.N.mlp_norm            [T, D]     input of the feed-forward layer
-    layers.N.mlp.gated           [T, F]     silu(gate) * up
-    layers.N.mlp.output          [T, D]     what the feed-forward layer adds to the stream
+    layers.N.mlp.gated           [T, F]     silu(gate) * up, in Llama
+    layers.N.mlp.output          [T, D]     result of the feed-forward layer
     layers.N                     [T, D]     the stream after the layer
-    final_norm                   [S, D]     the normalized stream of each chunk's last token, or of all with
-    `every_token`
+    final_norm                   [S, D]     the normalized stream of each chunk's last token
     logits                       [S, V]     scores for the next token of each
 
-M is the length of the longest sequence in the batch so far. Each array is a NumPy copy, so keeping or changing it does
-not affect the computation. The compiled backend's attention never stores scores and weights. They are computed again
-from the same queries and keys, and agree with the ones used up to rounding. `seen = {}` and
-`forward(..., probe=seen.__setitem__)` keep everything.
+In a mixture of experts, `layers.N.mlp.chosen` [T, experts per token] takes the place of the two `mlp` results. Then
+follow `layers.N.mlp.experts.E.gated` and `.output` of each chosen expert E, for the tokens routed to it. The model adds
+both results to the stream; Gemma first normalizes them. With `every_token`, the last two have T rows. `transformer.py`
+defines the letters; M is the length of the longest sequence in the batch so far.
+
+Each array is a NumPy copy, so keeping or changing it does not affect the computation. The compiled backend's attention
+never stores scores and weights. They are computed again from the same queries and keys, and agree with the ones used up
+to rounding. `seen = {}` and `forward(..., probe=seen.__setitem__)` keep everything.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from support.engine_cases import PARAMS, RecordedAnswers, finish_all
 
-from minillm import EngineConfig, NumericError, SamplingParams
+from minillm import Engine, EngineConfig, NumericError, RequestError, SamplingParams
 from minillm.engine import stream_seed
 from minillm.engine.sampling import sample
 
@@ -46,6 +46,35 @@ def test_a_failure_of_one_request_ends_only_that_request(models, monkeypatch, fa
         assert isinstance(answers.exceptions["bad", completion], ZeroDivisionError)
     assert len(answers.tokens["bad", 1]) == 2
     assert engine.scheduler.blocks.num_held == 0
+
+
+def test_a_token_without_text_ends_only_its_request(models, monkeypatch):
+    """The text of the third token fails, after the detokenizer has received the token."""
+    model = models[1]
+    engine = model.engine(EngineConfig(num_blocks=40, block_size=4))
+    engine.add_request([3, 4, 5], PARAMS, request_id="bad")
+    token_text, calls = engine.tokenizer.token_text, iter(range(99))
+
+    def failing_token_text(token_id):
+        if next(calls) == 2:
+            raise ZeroDivisionError("a tokenizer's mistake")
+        return token_text(token_id)
+
+    monkeypatch.setattr(engine.tokenizer, "token_text", failing_token_text)
+    answers = finish_all(engine)
+    assert answers.reasons["bad", 0] == "error"
+    assert isinstance(answers.exceptions["bad", 0], ZeroDivisionError)
+    assert answers.tokens["bad", 0] == model.expected_answer([3, 4, 5], PARAMS)[0][:2]
+    assert engine.scheduler.blocks.num_held == 0
+    engine.add_request([3, 4, 5], PARAMS, request_id="good")
+    assert finish_all(engine).of("good", 0) == model.expected_answer([3, 4, 5], PARAMS)
+
+
+@pytest.mark.parametrize("context_length", [0, -1, 10**6, 1.5])
+def test_a_context_that_the_model_does_not_have_is_refused(models, context_length):
+    engine = models[0].engine(EngineConfig(num_blocks=4, block_size=4))
+    with pytest.raises(RequestError, match=f"context_length is {context_length}"):
+        Engine(engine.transformer, engine.kv_cache, engine.scheduler, context_length=context_length)
 
 
 def test_logits_that_are_not_finite_end_only_their_request(models, monkeypatch):

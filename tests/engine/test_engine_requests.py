@@ -18,7 +18,7 @@ def test_requests_that_cannot_be_served_are_refused_on_arrival(models):
         ([], PARAMS, {}, "the prompt is empty"),
         ([999], PARAMS, {}, "prompt token 0 is 999; it must be a whole number, from 0 to 261"),
         ("text", PARAMS, {}, "a prompt is text or a list of token ids, not str"),
-        ([3] * 60, PARAMS, {}, "prompt of 60 tokens and max_tokens of 12 need 72 positions, but the context has 64"),
+        ([3] * 60, PARAMS, {}, "prompt of 60 tokens and max_tokens of 12 need a context of 72 tokens, but it has 64"),
         ([3] * 20, PARAMS, {}, "fill 31 positions, which takes 8 blocks of 4, but the pool has 4"),
         ([3], PARAMS, {"request_id": "first"}, "request 'first' is still unfinished"),
         ([3], PARAMS, {"priority": 0.5}, "priority is 0.5"),

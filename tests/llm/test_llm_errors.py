@@ -25,7 +25,7 @@ def test_requests_that_cannot_be_served_are_refused(llm):
         (b"abc", "a prompt is text or a list of token ids, not bytes"),
         ({"prompt": "hi"}, "not dict"),
         (None, "not NoneType"),
-        ([1] * 128, r"128 tokens and max_tokens of 1 need 129 positions, but the context has 128"),
+        ([1] * 128, r"128 tokens and max_tokens of 1 need a context of 129 tokens, but it has 128"),
     ]
     for prompt, message in refused:
         with pytest.raises(RequestError, match=message):
@@ -58,7 +58,7 @@ def test_a_bad_prompt_among_good_ones_starts_nothing(llm):
     ):
         before = llm.engine.step().step
         with pytest.raises(
-            RequestError, match=r"empty|need 1001 positions|params are dict|2 prompts came with 1 params"
+            RequestError, match=r"empty|need a context of 1001 tokens|params are dict|2 prompts came with 1 params"
         ):
             llm.generate(prompts, params)
         assert llm.engine.step().step == before + 1
