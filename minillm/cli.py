@@ -338,7 +338,7 @@ def run_safely(action: Callable[[], None]) -> int:
         action()
         if sys.stdout is not None:
             sys.stdout.flush()
-    except BrokenPipeError:  # the reader of the output has closed it
+    except BrokenPipeError:  # the reader of the output has closed the pipe
         _discard_stdout()
         return 0
     except (MinillmError, ValueError, OSError) as error:

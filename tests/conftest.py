@@ -65,7 +65,7 @@ def tiny_gguf(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def gemma_gguf() -> Path:
-    """The file of Gemma 3 270M, which has terms of use: downloaded only in CI, and elsewhere read from the cache."""
+    """The Gemma 3 270M file. The model has terms of use, so only CI downloads it; elsewhere the cache must hold it."""
     entry = catalog.CATALOG["gemma3-270m"]
     is_cached = has_size(catalog.cache_folder() / entry.file_name, entry.num_bytes)
     if not is_cached and not os.environ.get("CI"):

@@ -186,7 +186,7 @@ def test_ctrl_c_stops_an_answer_not_the_conversation(monkeypatch, model_file, ca
     monkeypatch.setattr(sys, "stdin", io.StringIO("hello\nand?\n"))
     assert cli.main(["chat", "--model", model_file, "--max-tokens", "5"]) == 0
     _, second = asked
-    assert second == ["hello", second[1], "and?"]  # what had been said of the first answer is remembered
+    assert second == ["hello", second[1], "and?"]  # the interrupted answer is kept
     assert capsys.readouterr().out.count("\n") == 2
 
 

@@ -299,7 +299,7 @@ for piece in ["Seoul.", "\n", "Use", " the metro.", "\n", "User", ":", " thanks"
 # ## What production systems do differently
 #
 # - **Larger vocabularies.** Llama 3 has 128 thousand entries, of which 28 thousand were added for languages other than
-#   English. It reports 3.94 characters per token on English, where Llama 2 had 3.17 ([Llama 3, section
+#   English. Its tokens hold 3.94 characters of English on average, up from 3.17 in Llama 2 ([Llama 3, section
 #   3.2](https://arxiv.org/abs/2407.21783)). Every entry is a row of the embedding matrix and of the head, so a small
 #   model cannot afford as many.
 # - **Tokenizing off the critical path.** At thousands of tokens per second, tokenizing and detokenizing take noticeable

@@ -300,8 +300,8 @@ for name, (layers, heads, kv_heads, head_dim) in models.items():
 # (Sizes from [Brown et al. 2020](https://arxiv.org/abs/2005.14165), table 2.1; [Touvron et al.
 # 2023](https://arxiv.org/abs/2307.09288); [Llama 3, 2024](https://arxiv.org/abs/2407.21783), table 3.) A single text of
 # 8,192 tokens would have taken 39 GB in addition to GPT-3's weights. Llama 3.1 70B has a little less than half as many
-# parameters, and its cache takes a fourteenth of that. The size of the cache per token is one of the few properties of
-# serving that are decided before training.
+# parameters, but its cache takes only a fourteenth of the memory. The size of the cache per token is one of the few
+# properties of serving that are decided before training.
 
 # %%
 if plt:
@@ -367,7 +367,7 @@ for label, order in orders.items():
     print(f"{label}: {common} tokens in common; computed {counted}")
 
 # %% [markdown]
-# The same words in a different order cost a fraction as much. The cache finds whole blocks only, of 16 tokens here, and
+# In the first order, the same words cost far less to compute. The cache finds whole blocks only, of 16 tokens here, and
 # they may have been computed for *any* earlier request. Lesson 8 explains how they are found.
 #
 # ## What production systems do differently

@@ -311,7 +311,7 @@ for length, metrics in measured.items():
 #   model guesses the next few tokens and the large one checks them in one pass. The check is a prefill of a few tokens
 #   that reads the weights once.
 # - **Fewer bits where bytes are the limit.** [AWQ](https://arxiv.org/abs/2306.00978) stores weights in 4 bits and
-#   computes in 16. The speed of decode depends on the stored bits.
+#   computes in 16. Decode is limited by reading the weights, so it gains from the 4 bits.
 #
 # ## Exercises
 #

@@ -343,10 +343,9 @@ for n, measured in zip(sizes, per_step["geometric, mean 32", "static"], strict=T
 # decodes, as under *chunked*, delay no sequence.) *Chunked* falls short of the dotted line only at the end, when no
 # requests are left to fill the free places.
 #
-# Is this fair? A step takes as long as all its rows together, and all rows finish at the same time. So a *longer*
-# answer in the batch delays no other sequence; only a *fuller* batch does. Fewer sequences per batch give the shortest
-# time between two tokens; more give the most tokens per second. `max_sequences` sets this trade-off, and only you can
-# choose it.
+# Is this fair? All rows of a step are computed together and finish at the same time. So a *longer* answer in the batch
+# delays no other sequence; only a *fuller* batch does. Fewer sequences per batch give the shortest time between two
+# tokens; more give the most tokens per second. `max_sequences` sets this trade-off, and only you can choose it.
 #
 # ## What production systems do differently
 #

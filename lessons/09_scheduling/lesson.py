@@ -3,9 +3,9 @@
 #
 # **What does a scheduler trade when it chunks, preempts and prioritises?**
 #
-# A scheduler computes nothing. It makes no machine faster and no memory larger; it only chooses which request runs
-# next. What it gives to one request it takes from another, so we must know who pays. We examine its three choices in
-# turn: how much of a prompt to compute per step, which sequence to preempt when memory is full, and which request to
+# A scheduler computes nothing. It does not make the machine faster or the memory larger; it only chooses which request
+# runs next. What it gives to one request it takes from another, so we must know who pays. We examine its three choices
+# in turn: how much of a prompt to compute per step, which sequence to preempt when memory is full, and which request to
 # admit first. For each choice we measure both sides of the trade. The answers themselves never change.
 
 # %%
@@ -261,9 +261,9 @@ print("same tokens and bits:", answers_of(ample) == answers_of(scarce) == answer
 # index of lesson 8, the blocks of a preempted sequence can be found until they are overwritten. Here this saves almost
 # nothing: the sequence was preempted *because* memory was full.
 #
-# Why the sequence admitted last? The oldest has the most computed tokens to lose. Also, the *first* sequence is then
-# never preempted. It always finishes, and then the next one is the first. So every request finishes: this is the whole
-# proof that none starves.
+# Why preempt the sequence admitted last? The oldest has the most computed tokens to lose. Also, the *first* sequence is
+# then never preempted. It always finishes, and then the next one is the first. So every request finishes: this is the
+# whole proof that none starves.
 #
 # ## How many to admit?
 #

@@ -35,7 +35,7 @@ def first_difference(
 ) -> str | None:
     """Return the first name, in the order of `ours`, whose arrays differ by more than `tolerance`; None if none does.
 
-    The difference of two arrays is the largest absolute difference of their numbers, divided by the largest finite
+    The difference between two arrays is the largest absolute difference of their numbers, divided by the largest finite
     absolute value in `theirs`. Equal infinities do not differ (scores contain many), and neither do two NaNs. An
     infinity or NaN in only one of the two arrays exceeds any tolerance.
 

@@ -98,7 +98,7 @@ class Benchmark:
 def run_benchmark(
     settings: Settings, *, announce: Callable[[str], None] = print, peers: Sequence[EngineSpec] = PEERS
 ) -> Benchmark:
-    """Run a whole benchmark. This takes some minutes, and longer with peers.
+    """Run a whole benchmark. This takes a few minutes, or longer with peers.
 
     Raises
     ------

@@ -82,7 +82,7 @@ class GGUFArchitecture:
     interleaved_qk: bool = False
 
     def file_name(self, name: str) -> str:
-        """Return the file's name of a tensor: `layers.3.attention.q.weight` -> `blk.3.attn_q.weight`."""
+        """Return the file's name for a tensor: `layers.3.attention.q.weight` -> `blk.3.attn_q.weight`."""
         return name_in_file(name, self.names, "blk.")
 
 

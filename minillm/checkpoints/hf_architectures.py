@@ -61,7 +61,7 @@ class HFArchitecture:
     norm_offset: float = 0.0
 
     def file_name(self, name: str) -> str:
-        """Return the folder's name of a tensor, such as `model.layers.3.self_attn.q_proj.weight`."""
+        """Return the folder's name for a tensor, such as `model.layers.3.self_attn.q_proj.weight`."""
         return name_in_file(name, self.names, self.layer_prefix)
 
     def is_transposed(self, file_name: str) -> bool:

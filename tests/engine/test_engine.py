@@ -160,7 +160,7 @@ def test_every_answer_has_the_same_bits_as_alone(models, workload):
 
 
 def test_hundreds_of_preemptions_lose_no_answer_and_leak_no_block(models):
-    """A pool for a few requests serves a hundred, twice. Afterwards the engine holds nothing of them."""
+    """A pool for a few requests serves a hundred, twice. Afterwards the engine keeps no trace of the requests."""
     model, rng = models[1], random.Random(0)
     engine = model.engine(EngineConfig(num_blocks=24, block_size=2, max_sequences=32, max_batch_tokens=24, watermark=0))
     requests, answers = {}, RecordedAnswers()

@@ -160,7 +160,7 @@ def test_an_engine_probes_its_steps_while_a_probe_is_set(llm):
     assert shapes == [(1, 288)] * 6
 
 
-# --- the first difference of two passes --------------------------------------------------------------------------
+# --- the first difference between two passes ---------------------------------------------------------------------
 
 numbers = numpy_strategies.arrays(
     np.float32, (3, 4), elements=st.floats(-100, 100, width=32) | st.sampled_from([np.inf, -np.inf, np.nan])

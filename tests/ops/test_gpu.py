@@ -278,7 +278,7 @@ def test_bad_weights_and_rows_are_refused(ops):
 
 
 def cupy_with(devices):
-    """Return a stand-in for CuPy on a machine with this number of devices; None for a machine without a driver."""
+    """Return a stand-in for CuPy on a machine with `devices` devices. If `devices` is None, there is no driver."""
 
     class CUDARuntimeError(RuntimeError):
         pass

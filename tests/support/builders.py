@@ -247,7 +247,7 @@ def random_blocks(kind: GGMLQuantizationType, shape: tuple[int, ...], rng: np.ra
 
 
 def gguf_name(hf_name: str, model_type: str = "llama") -> str:
-    """Return llama.cpp's name of a tensor in transformers."""
+    """Return llama.cpp's name for the tensor that transformers calls `hf_name`."""
     names = GPT2_NAMES if model_type == "gpt2" else GGUF_NAMES
     if model_type.startswith("gemma"):
         names = names | GEMMA_NAMES

@@ -88,14 +88,14 @@ shutil.copy(pathlib.Path({links!r}) / f"{{name}}-{{version}}-py3-none-any.whl", 
 
 
 def quick_pip(links: Path) -> list[str]:
-    """Return the command of a pip that copies wheels from `links`."""
+    """Return the command of a fake pip that copies wheels from `links`."""
     script = links.parent / "quick_pip.py"
     script.write_text(QUICK_PIP.format(links=str(links)))
     return [sys.executable, str(script)]
 
 
 def slow_pip(tmp_path: Path, wheel: Path, refuses_raw: bool = False, endless: bool = False) -> list[str]:
-    """Return the command of a pip that reports its progress, or fails like an old pip if `refuses_raw`."""
+    """Return the command of a fake pip that reports progress, or fails like an old pip if `refuses_raw`."""
     script = tmp_path / "slow_pip.py"
     script.write_text(SLOW_PIP.format(wheel=str(wheel), refuses_raw=refuses_raw, endless=endless))
     return [sys.executable, str(script)]

@@ -6,7 +6,7 @@ Each file defines `ENGINE`, a class with these methods. Tokens are ids; times ar
     prefill(tokens, repeats)          compute one prompt from the start, `repeats` times; return the time of each
     fill(prompts)                     put sequences of equal length into the KV cache, for `decode` to continue
     decode(tokens, repeats)           compute one new token per sequence, `repeats` times, always at the same position
-    logits(tokens, path)              write the scores after every token, float32 [T, V], to an .npy file
+    logits(tokens, path)              write the logits after every token, float32 [T, V], to an .npy file
 
 minillm has one more method:
 

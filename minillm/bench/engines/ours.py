@@ -46,7 +46,7 @@ class Minillm:
         return [self._timed(self._step, tokens) for _ in range(repeats)]
 
     def logits(self, tokens: list[int], path: str) -> None:
-        """Compute the scores through `LLM.logits`."""
+        """Save the logits from `LLM.logits` to `path`."""
         np.save(path, self.llm.logits(tokens))
 
     def serve(

@@ -44,7 +44,7 @@ class Transformers:
         return seconds
 
     def logits(self, tokens: list[int], path: str) -> None:
-        """Compute the scores, as float32."""
+        """Save the logits to `path`, as float32."""
         np.save(path, self.model(torch.tensor([tokens])).logits[0].float().numpy())
 
     def _timed_forward(self, tokens: torch.Tensor, cache: transformers.DynamicCache) -> float:

@@ -76,7 +76,7 @@ def set_num_threads(threads: int | None) -> None:
 
 @cache
 def kernel(file: str, name: str, **settings: int) -> Kernel:
-    """Compile a kernel of one of this folder's `.cu` files, with `settings` as its constants.
+    """Compile a kernel from one of the `.cu` files in this folder, with `settings` as its constants.
 
     Returns
     -------

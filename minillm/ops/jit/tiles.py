@@ -139,8 +139,8 @@ def _by_blocks(values: np.ndarray) -> np.ndarray:
 def as_matrices(weights: Iterable[np.ndarray | QuantizedMatrix]) -> list[TiledMatrix]:
     """Apply `as_matrix` to several matrices. All of the same format, block size and inputs share one array, in order.
 
-    Adjacent matrices can then be used as one matrix (`joined`). The system also gives a long array large memory pages:
-    decode, which reads every weight once, was 14 % faster than with one array per matrix.
+    Adjacent matrices can then be used as one matrix (`joined`). A long array can also get large memory pages from the
+    operating system: decode, which reads every weight once, was 14 % faster than with one array per matrix.
     """
     matrices = [as_matrix(matrix) for matrix in weights]
     indices: dict[tuple[object, ...], list[int]] = {}
