@@ -15,7 +15,7 @@ import numpy as np
 
 from minillm.checks import check_integer
 from minillm.engine.exclusive import ExclusiveAccess, interrupts_deferred
-from minillm.engine.recording import StepRecorder, json_params
+from minillm.engine.recording import RecordedStep, StepRecorder, json_params
 from minillm.engine.request import Request, check_token_ids, stream_seed
 from minillm.engine.sampling import SamplingParams, sample
 from minillm.engine.scheduler import Scheduler
@@ -103,16 +103,16 @@ class Engine:
         BusyError
             Another call is under way.
         Exception
-            The forward pass failed: the requests of this step start over in the next one. Or a listener failed: the
-            step is complete, and the other listeners have been called.
+            The forward pass failed: the requests of this step keep their tokens and are computed again. Or a listener
+            failed: the step is complete, and the other listeners have been called.
         """
-        with self._recorded_step() as recorder:
+        with self._recorded_step() as recorded:
             plan = self._schedule()
             batch = self._batch(plan)
             logits = self._forward(batch)
             tokens = self._sample(logits, plan)
             self._commit(plan, tokens)
-        return recorder.record
+        return recorded.record
 
     def _schedule(self) -> StepPlan:
         """Decide which sequences advance, and by how many tokens."""
@@ -139,7 +139,10 @@ class Engine:
             return self.transformer.forward(batch, self.kv_cache, probe=self.probe)
 
     def _sample(self, logits: np.ndarray | None, plan: StepPlan) -> list[list[SampledToken | Exception]]:
-        """Sample `num_samples` tokens after each chunk. If that fails, only the chunk's own request fails."""
+        """Sample after each chunk that ends with its sequence's last known token; the other chunks get no token.
+
+        If sampling fails, only the chunk's own request fails.
+        """
         with self._recorder.stage("sample"):
             if logits is None:
                 return []
@@ -153,7 +156,7 @@ class Engine:
                 [self._detokenize(chunk.request_id, token, failures) for token in row]
                 for chunk, row in zip(plan.chunks, tokens, strict=True)
             ]
-            for chunk, row in zip(plan.chunks, sampled, strict=True):  # the record has no place for failed ones
+            for chunk, row in zip(plan.chunks, sampled, strict=True):  # in the record, without failed ones
                 chunk.sampled = [token for token in row if token is not None]
             self.scheduler.commit(plan, sampled)
             for request_id, error in failures.items():
@@ -164,17 +167,19 @@ class Engine:
         self._recorder.complete(plan.finished)
 
     @contextmanager
-    def _recorded_step(self) -> Iterator[StepRecorder]:
+    def _recorded_step(self) -> Iterator[RecordedStep]:
         """Run a step alone, undo it if it fails, and hand its record to the listeners."""
-        with interrupts_deferred():  # until the listeners have the record, which is after `held` has ended
+        with interrupts_deferred():  # `held` does this too, but it ends before the listeners are called
+            recorded = RecordedStep()
             with self._access.held():
                 self._recorder.begin()
                 try:
-                    yield self._recorder
+                    yield recorded
                 except BaseException:
                     self.scheduler.abandon()
                     raise
-            self._notify(self._recorder.record)
+                recorded.record = self._recorder.record
+            self._notify(recorded.record)  # by now another thread, or a listener, may have started the next step
 
     def _notify(self, record: StepRecord) -> None:
         """Call every listener, then raise the first exception that one of them raised."""

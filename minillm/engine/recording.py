@@ -15,6 +15,12 @@ from minillm.trace.records import STAGES, PoolState, RunningSequence, StepRecord
 MAX_WAITING_RECORDED = 32  # names of waiting sequences in a record, so that it does not grow with the queue
 
 
+class RecordedStep:
+    """One step of the engine. `record` exists once the step is complete."""
+
+    record: StepRecord
+
+
 class StepRecorder:
     """Builds one StepRecord per step.
 

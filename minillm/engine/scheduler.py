@@ -17,9 +17,10 @@ In KV-cache groups with a sliding window, a sequence frees blocks after each ste
 window and one step's tokens cover. To benefit from that, a long prompt takes its blocks chunk by chunk, and an
 admission leaves enough blocks for the running sequences to finish their prompts.
 
-No sequence starves. The order of first admission never changes, only later sequences are preempted, and a preempted
-sequence is re-admitted before any new one. In the worst case the oldest sequence gets the whole pool to itself, and
-`check` has made sure that this is enough. So the oldest sequence always finishes, and then the next one is the oldest.
+No admitted sequence starves. The order of first admission never changes, only later sequences are preempted, and a
+preempted sequence is re-admitted before any new one. In the worst case the oldest sequence gets the whole pool to
+itself, and `check` has made sure that this is enough. So the oldest sequence always finishes, and then the next one is
+the oldest.
 
 With windows, a prompt's next chunk can also fail to get blocks, when the blocks behind it are shared and so did not
 become free. Then, too, the sequence admitted last is preempted, and its chunk is withdrawn from the plan.
@@ -138,7 +139,7 @@ class Scheduler:
         self._plan = StepPlan()
 
     def abandon(self) -> None:
-        """Undo the step under way, which failed. What it wrote to the cache is unknown, so its sequences start over."""
+        """Undo the step under way, which failed. What it wrote to the cache is unknown, so all is computed again."""
         for chunk in self._plan.chunks:
             sequence = self._requests.get(chunk.request_id, {}).get(chunk.completion)
             if sequence in self.running:
@@ -300,7 +301,7 @@ class Scheduler:
         start, stop = sequence.num_computed, sequence.num_computed + num_tokens
         while True:
             missing = blocks.num_missing(tables, stop)
-            index = start // blocks.block_size  # only the first block written can be shared; the rest are new
+            index = start // blocks.block_size  # a fork shares a partly filled last block; all later ones are new
             shared = [] if missing else [table for table in tables if blocks.is_shared(table.blocks[index])]
             if not missing and not shared:
                 return True

@@ -23,7 +23,9 @@ import numpy as np
 
 from minillm.reprs import abbreviated, format_block_tables
 
-NO_BLOCK = -1  # in a padded block table: a freed block (the engine's FREED), or padding after a shorter table
+# In a padded block table: a block that was freed because it is behind the group's sliding window (FREED in the engine),
+# or padding after a shorter table.
+NO_BLOCK = -1
 
 
 class ChunkLike(Protocol):

@@ -4,11 +4,11 @@ A Llama-style transformer is an embedding, a stack of layers, and a head. Every 
 each token: what attention gathers from the tokens before it, and what a gated feed-forward layer computes from the
 token itself. Prefill and decode are this same pass, over many tokens of a sequence or over one.
 
-**Which code runs.** Everything here runs as you read it, layer by layer, whenever a debugger is attached, a probe is
-set, or the model was created with `LLM(fused=False)`. Otherwise the default backend runs all layers as one compiled
-call (`ops/jit/layers.py`), if it has one for this model; it has none for GPT-2 and mixtures of experts. The call is
-faster. It makes the same calls to the same kernels, and so computes the same bits. A `print` or `breakpoint()` that you
-add to a layer here then does nothing: start the program under a debugger, or set `fused=False`.
+**Which code runs.** Embedding, last norm and head always run here. The layers run here, one by one, if a debugger is
+attached, a probe is set, or the model was created with `LLM(fused=False)`. Otherwise the default backend runs all
+layers as one compiled call (`ops/jit/layers.py`), if it has one for this model; it has none for GPT-2 and mixtures of
+experts. The call is faster. It makes the same calls to the same kernels, and so computes the same bits. A `print` or
+`breakpoint()` that you add to a layer here then does nothing: start the program under a debugger, or set `fused=False`.
 
 The numbers are computed by `ops`, a backend (see `minillm/ops/__init__.py`); this file only composes its operations.
 The weights that a layer holds are listed in `weights.py`. Models differ from Llama in a few named places, as branches
@@ -37,7 +37,7 @@ from minillm.model.rope import rope_frequencies
 from minillm.model.weights import MLP, Linear, MixtureOfExperts, Norm, WeightLoader, part_bytes, parts_per_token
 
 Array = Any  # an array of the backend's library
-# Cosines and sines, [T, R/2] each. The key is a window whose layers rotate by angles of their own, or None: all others.
+# Cosines and sines, [T, R/2] each, by window. Layers whose window has its own theta find it here; all others use None.
 Angles = dict[int | None, tuple[Array, Array]]
 
 
@@ -148,6 +148,7 @@ class Transformer:
         probe(f"{name}.q", q)
         probe(f"{name}.k", k)
         probe(f"{name}.v", v)
+        # The layer's KV-cache group (layers that share block tables), and its index within a block of that group.
         group, layer_in_block = kv_cache.layer_places[index].tolist()
         ops.write_kv(k, v, kv_cache.keys, kv_cache.values, layer_in_block, batch.slots[group])
         queries = batch.positions, batch.query_starts, batch.block_tables[group]
@@ -246,6 +247,7 @@ class Transformer:
         config = self.config
         rotary_dim, scaling = config.rotary_dim or config.head_dim, config.rope_scaling
         self.frequencies = self.ops.as_vector(rope_frequencies(rotary_dim, config.rope_theta, scaling))
+        # YaRN and LongRoPE multiply queries and keys by this factor; it is applied to the cosines and sines.
         self.attention_factor = scaling.attention_factor if scaling else 1.0
         self.window_frequencies = None
         if config.window_rope_theta and config.sliding_window:

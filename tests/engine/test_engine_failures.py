@@ -178,3 +178,17 @@ def test_a_listener_that_raises_does_not_keep_the_record_from_others(models):
             engine.step()
     assert [record.step for record in records] == [0, 1]
     assert len(records[-1].finished) == 1
+
+
+def test_a_listener_that_starts_the_next_step_does_not_change_what_step_returns(models):
+    engine, records = models[0].engine(EngineConfig(num_blocks=40, block_size=4)), []
+
+    def listener(record):
+        records.append(record)
+        if len(records) == 1:
+            assert engine.step().step == 1
+
+    engine.listeners.append(listener)
+    engine.add_request([3, 4, 5], PARAMS)
+    assert engine.step().step == 0
+    assert [record.step for record in records] == [0, 1]
