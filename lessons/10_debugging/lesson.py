@@ -217,14 +217,14 @@ def pairs_neighbours(heads, cosines, sines):
     return rotated
 
 
-def masks_itself(q, keys, values, layer, positions, *rest):
+def masks_itself(q, keys, values, layer, positions, *rest, **options):
     """Apply a mask that is off by one."""
-    return reference.attention(q, keys, values, layer, np.maximum(positions - 1, 0), *rest)
+    return reference.attention(q, keys, values, layer, np.maximum(positions - 1, 0), *rest, **options)
 
 
-def forgets_the_scale(q, *rest):
+def forgets_the_scale(q, *rest, **options):
     """Compute attention without dividing by the square root of head_dim."""
-    return reference.attention(q * np.float32(q.shape[-1] ** 0.5), *rest)
+    return reference.attention(q * np.float32(q.shape[-1] ** 0.5), *rest, **options)
 
 
 def leaves_out_silu(gate, up):
@@ -250,7 +250,11 @@ def plant(bug, layer):
     correct, number = getattr(reference, name), count()
     model = copy.copy(plain.transformer)
     model.ops = SimpleNamespace(**vars(reference))
-    setattr(model.ops, name, lambda *args: (bug if next(number) // calls % L == layer else correct)(*args))
+
+    def replaced(*args, **options):
+        return (bug if next(number) // calls % L == layer else correct)(*args, **options)
+
+    setattr(model.ops, name, replaced)
     return model
 
 
