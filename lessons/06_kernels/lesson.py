@@ -148,8 +148,7 @@ print(*(changed(lambda rows: rows @ W.T, T) for T in (2, 4, 16, 64)))
 #     reordered:  lane 0 sums k = 0, 16, 32, ...    lane 1 sums k = 1, 17, 33, ...    ...    of output o
 #     here:       lane 0 sums all k, in order,      lane 1 sums all k, in order,      ...    of outputs o, o + 1, ...
 #
-# A SIMD load reads adjacent numbers. When the matrix is loaded, minillm makes one input's weights for 64 outputs
-# adjacent:
+# A SIMD load reads adjacent numbers. So when the matrix is loaded, minillm stores it in this order, 64 outputs wide:
 #
 # {{ source: minillm.ops.jit.tiles.tile_rows }}
 

@@ -56,8 +56,7 @@ for name, lengths in (("prompts", prompts), ("answers", answers), ("together", p
 #
 # The memory has room for 65,536 positions (8.6 GB for Llama 3.1 8B in 16 bits, 3 GB for our model in float32), and 400
 # requests wait. Each gets a contiguous region as soon as one is free, fills one more position per step, and frees the
-# region at its end. How large should the region be? As large as any request can get; or the prompt plus the longest
-# answer; or exactly what will be needed, if an oracle tells us.
+# region at its end. How large should it be? For any request; for the prompt and the longest answer; or exact, by oracle?
 
 # %%
 pool = 65_536
@@ -375,8 +374,7 @@ print(np.array(traces["5 of 6"].steps[60].running[0].block_tables))  # a row per
 print("same tokens and bits:", answers_of(traces["5 of 6"]) == answers_of(traces["5 of 6, kept"]))
 
 # %% [markdown]
-# With windows everywhere, a sequence's memory soon stops growing; with windows in five of six layers, a sixth of it
-# keeps growing.
+# With windows in all layers, a sequence's memory soon stops growing; in five of six, a sixth of it keeps growing.
 #
 # ## What production systems do differently
 #
