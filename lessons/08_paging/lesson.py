@@ -56,7 +56,7 @@ for name, lengths in (("prompts", prompts), ("answers", answers), ("together", p
 #
 # The memory has room for 65,536 positions (8.6 GB for Llama 3.1 8B in 16 bits, 3 GB for our model in float32), and 400
 # requests wait. Each gets a contiguous region as soon as one is free, fills one more position per step, and frees the
-# region at its end. How large should it be? For any request; for the prompt and the longest answer; or exact, by oracle?
+# region at its end. How large should the region be? We try three sizes.
 
 # %%
 pool = 65_536
