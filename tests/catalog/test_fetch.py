@@ -258,6 +258,6 @@ def test_a_full_disk_is_reported(wheel, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(CatalogError, match=r"No space left on device.*free 7,500,000 bytes"):
+    with pytest.raises(CatalogError, match=r"No space left on device.*has 7,500,000 bytes free"):
         resolve("tiny")
     assert cached_names() == []

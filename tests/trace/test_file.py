@@ -103,11 +103,11 @@ def test_a_changed_value_is_reported_or_harmless(path, trace, data):
         (lambda s: s.update(time=1.7e308, milliseconds=dict.fromkeys(STAGES, 1.7e308)), "is not finite"),
         (
             lambda s: s.update(num_waiting=2**53),
-            "line 2, num_waiting is 9007199254740992; expected an integer of at most 2\^53",
+            "line 2, num_waiting is 9007199254740992; expected an integer of magnitude at most 2\^53 - 1",
         ),
         (
             lambda s: s["pool"].update(references=[-(2**60)] * NUM_BLOCKS),
-            "line 2, pool, references is .*; expected an integer of at most 2\^53",
+            "line 2, pool, references is .*; expected an integer of magnitude at most 2\^53 - 1",
         ),
         (
             lambda s: s["running"].append(["r", 0, 1, 1, [0]]),

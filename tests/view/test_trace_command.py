@@ -66,7 +66,7 @@ def test_bad_input(run, tmp_path, monkeypatch, capsys, arguments, message):
     whole = Path("one.jsonl").read_bytes()
     Path("cut.jsonl").write_bytes(b"\n".join(whole.splitlines()[:3]))
     Path("empty.jsonl").touch()
-    monkeypatch.setattr(cli, "_let_go_of_stdout", lambda: None)  # pytest has replaced it
+    monkeypatch.setattr(cli, "_discard_stdout", lambda: None)  # pytest has replaced it
     Path("link.html").symlink_to("one.jsonl")
     try:
         status = cli.main(["trace", *arguments])
@@ -89,6 +89,6 @@ def test_a_run_is_recorded_and_shown(tmp_path, capsys, monkeypatch):
     assert trace.steps[0].arrived[0].token_texts == ["hell", "o"]
     assert cli.main(["trace", str(saved)]) == 0
     capsys.readouterr()
-    monkeypatch.setattr(cli, "_let_go_of_stdout", lambda: None)  # pytest has replaced it
+    monkeypatch.setattr(cli, "_discard_stdout", lambda: None)  # pytest has replaced it
     assert cli.main([*command, "--trace", str(tmp_path / "no" / "folder.jsonl")]) == 2
     assert capsys.readouterr().out == "hello"  # it fails before the answer
