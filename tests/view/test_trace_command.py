@@ -55,9 +55,9 @@ def test_perfetto_events_are_written_as_well(run, tmp_path, capsys):
         (["cut.jsonl"], "error: cut.jsonl: line 3 has no line end: the file is truncated"),
         (["empty.jsonl"], "error: empty.jsonl: line 1 is missing: the file is empty"),
         (["one.jsonl", "-o", "no/such/folder.html"], "error: .*no/such/folder.html"),
-        (["one.jsonl", "--roofline", "fast"], "'fast' is not two numbers over 0"),
-        (["one.jsonl", "--roofline", "1,-2"], "'1,-2' is not two numbers over 0"),
-        (["one.jsonl", "--roofline", "1,nan"], "'1,nan' is not two numbers over 0"),
+        (["one.jsonl", "--roofline", "fast"], "'fast' is not two numbers above 0"),
+        (["one.jsonl", "--roofline", "1,-2"], "'1,-2' is not two numbers above 0"),
+        (["one.jsonl", "--roofline", "1,nan"], "'1,nan' is not two numbers above 0"),
     ],
 )
 def test_bad_input(run, tmp_path, monkeypatch, capsys, arguments, message):
