@@ -40,7 +40,7 @@ class Engine:
     kv_cache : KVCache
     scheduler : Scheduler over the cache's blocks; see `EngineConfig.scheduler`.
     tokenizer : turns tokens into text and has the end tokens; None: answers are token ids only.
-    context_length : positions that a request can fill, prompt and answer; None for the model's own.
+    context_length : maximum length of a request, prompt and answer, in tokens; None for the model's own.
     threads : cores to use; None for all. Never changes a result.
     model : the model's name, for records.
 
@@ -56,6 +56,8 @@ class Engine:
 
     Raises
     ------
+    RequestError
+        `context_length` is not an integer from 1 to the model's own.
     ValueError
         The scheduler's blocks do not match the cache, or the cache was created for a model with different windows.
     """
@@ -156,7 +158,7 @@ class Engine:
                 [self._detokenize(chunk.request_id, token, failures) for token in row]
                 for chunk, row in zip(plan.chunks, tokens, strict=True)
             ]
-            for chunk, row in zip(plan.chunks, sampled, strict=True):  # in the record, without failed ones
+            for chunk, row in zip(plan.chunks, sampled, strict=True):  # the record lists only sampled tokens
                 chunk.sampled = [token for token in row if token is not None]
             self.scheduler.commit(plan, sampled)
             for request_id, error in failures.items():

@@ -4,8 +4,8 @@
 
     embedding                    [T, D]     embeddings of the tokens
     layers.N.attention_norm      [T, D]     input of attention
-    layers.N.attention.q         [T, H, K]  queries, rotated by their positions
-    layers.N.attention.k         [T, G, K]  keys, rotated by their positions
+    layers.N.attention.q         [T, H, K]  queries, rotated by their positions in Llama
+    layers.N.attention.k         [T, G, K]  keys, rotated by their positions in Llama
     layers.N.attention.v         [T, G, K]  values
     layers.N.attention.scores    [T, H, M]  query . key / sqrt(K), in Llama; -infinity at positions that are not read
     layers.N.attention.weights   [T, H, M]  softmax of the scores
@@ -19,9 +19,10 @@
     logits                       [S, V]     scores for the next token of each
 
 In a mixture of experts, `layers.N.mlp.chosen` [T, experts per token] takes the place of the two `mlp` results. Then
-follow `layers.N.mlp.experts.E.gated` and `.output` of each chosen expert E, for the tokens routed to it. The model adds
-both results to the stream; Gemma first normalizes them. With `every_token`, the last two have T rows. `transformer.py`
-defines the letters; M is the length of the longest sequence in the batch so far.
+follow `layers.N.mlp.experts.X.gated` and `.output` of each chosen expert X, for the tokens routed to it.
+
+The model adds the results of attention and of the feed-forward layer to the stream; Gemma first normalizes them. With
+`every_token`, `final_norm` and `logits` have T rows. `transformer.py` defines the letters.
 
 Each array is a NumPy copy, so keeping or changing it does not affect the computation. The compiled backend's attention
 never stores scores and weights. They are computed again from the same queries and keys, and agree with the ones used up
