@@ -143,6 +143,7 @@ def walk(parts: EngineParts, stop: bool = False, show: Show = show_nothing) -> S
 
     # Everything that happened, as plain data for views, metrics and traces.
     recorder.complete(plan.finished)
+    recorder.next_step()
     parts.records.append(record)
     show("6. record", record, *record.chunks, *(token for chunk in record.chunks for token in chunk.sampled))
     if stop:  # STOP 6, record: record, record.chunks, record.pool

@@ -20,7 +20,6 @@ from minillm.catalog import Report
 from minillm.checkpoints import Checkpoint, open_checkpoint
 from minillm.checks import check_flag, check_integer
 from minillm.engine import Engine, EngineConfig, check_token_ids
-from minillm.engine.exclusive import ThreadReservation
 from minillm.engine.sampling import SamplingParams
 from minillm.errors import BusyError, CapacityError, CheckpointError, RequestError
 from minillm.model.batch import Batch, Chunk
@@ -96,8 +95,8 @@ class LLM:
 
     Notes
     -----
-    One thread at a time can use an LLM: while its requests are running, calls from other threads are refused. Start
-    processes with "spawn" instead of "fork".
+    Any thread may use an LLM. Requests of several threads share the engine's steps, so they are computed in the same
+    batches. Start processes with "spawn" instead of "fork".
     """
 
     def __init__(
@@ -153,8 +152,7 @@ class LLM:
         )
         self._outputs = OutputCollector(self.kv_cache.bytes_per_block)
         self.engine.listeners.append(self._outputs.push)
-        self._dropped: list[str] = []  # ids of requests whose caller has stopped reading
-        self._in_use = ThreadReservation()  # from a request's first step to its last
+        self._dropped: list[RequestStream] = []  # of requests whose caller has stopped reading
 
     def generate(
         self, prompts: Prompt | SequenceOf[Prompt], params: SamplingParams | SequenceOf[SamplingParams] | None = None
@@ -171,8 +169,9 @@ class LLM:
         RequestError
             A prompt is empty, has an id outside the vocabulary, or leaves no room for `max_tokens`. No request starts.
         NumericError
-            The model's scores for a prompt contain NaN or infinity. The error is raised after the other prompts have
-            finished.
+            The logits after a prompt contain NaN or infinity. The error is raised after the other prompts have
+            finished. Its attribute `outputs` is the list that would have been returned; in the output of a failed
+            prompt, `error` is set.
         """
         if not isinstance(prompts, str | list | tuple | np.ndarray):
             raise RequestError(f"prompts are {type(prompts).__name__}; generate takes a prompt or a list of prompts")
@@ -191,10 +190,12 @@ class LLM:
         with self._serving(requests) as streams:
             while not all(stream.is_finished for stream in streams):
                 self._step()
-        for stream in streams:
-            if stream.error:
-                raise stream.error
-        return [stream.output() for stream in streams]
+        outputs = [stream.output() for stream in streams]
+        for output in outputs:
+            if output.error is not None:
+                output.error.outputs = outputs  # type: ignore[attr-defined]
+                raise output.error
+        return outputs
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[Delta, None, None]:
         """Answer one prompt, token by token. Raises the errors of `generate`, before the first token.
@@ -219,7 +220,7 @@ class LLM:
     def logits(self, token_ids: SequenceOf[int]) -> np.ndarray:
         """Return the model's scores for the next token after each token, float32 [T, V]."""
         token_ids = self._fitting(token_ids)
-        with self._in_use.held():
+        with self.engine.turn():
             cache = self._own_cache(len(token_ids))
             rows = []
             for start in range(0, len(token_ids), PREFILL_CHUNK):
@@ -249,7 +250,7 @@ class LLM:
             if fnmatchcase(name, names):
                 seen[name] = value
 
-        with self._in_use.held():
+        with self.engine.turn():
             cache = self._own_cache(len(token_ids))
             batch = Batch.from_chunks([Chunk(token_ids, 0, cache.full_tables())], cache.block_size, cache.num_groups)
             self.transformer.forward(batch, cache, every_token=True, probe=keep)
@@ -257,8 +258,7 @@ class LLM:
 
     def reset_prefix_cache(self) -> None:
         """Empty the prefix cache, so that the next request computes all of its prompt."""
-        with self._in_use.held():
-            self.engine.reset_prefix_cache()
+        self.engine.reset_prefix_cache()
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Check a prompt and return its token ids. A prompt of token ids is returned unchanged.
@@ -292,35 +292,42 @@ class LLM:
     def _run(self, prompt: Prompt, token_ids: list[int], params: SamplingParams) -> Generator[Delta, None, None]:
         """Step the engine until the request has finished, and yield its deltas. Other requests advance meanwhile."""
         with self._serving([(prompt, token_ids, params)]) as (stream,):
-            while True:
-                while stream.deltas:
-                    yield stream.deltas.popleft()
-                if stream.is_finished:
-                    break
-                self._step()
+            is_finished = False
+            while not is_finished:
+                deltas, is_finished = self._outputs.take(stream)
+                yield from deltas
+                if not is_finished:
+                    self._step()
         if stream.error:
             raise stream.error
 
     @contextmanager
     def _serving(self, requests: SequenceOf[tuple[Prompt, list[int], SamplingParams]]) -> Iterator[list[RequestStream]]:
         """Add the requests to the engine; abort the unfinished ones at the end of the `with` block."""
-        with self._in_use.held():
-            streams: list[RequestStream] = []
+        streams: list[RequestStream] = []
+        try:
             try:
                 for prompt, token_ids, params in requests:
-                    text = prompt if isinstance(prompt, str) else None
-                    request_id = self.engine.add_request(token_ids, params, text=text)
-                    streams.append(self._outputs.follow(request_id, token_ids, params))
+                    with self.engine.turn():  # so that no other thread takes the id
+                        stream = RequestStream(self.engine.next_id(), token_ids, params)
+                        streams.append(stream)
+                        self._outputs.follow(stream)
+                        text = prompt if isinstance(prompt, str) else None
+                        self.engine.add_request(token_ids, params, request_id=stream.request_id, text=text)
                 yield streams
             finally:
-                for stream in streams:
-                    self._outputs.drop(stream)
-                self._dropped += [stream.request_id for stream in streams if not stream.is_finished]
-                self._abort_dropped()
+                self._drop(streams)
+        finally:
+            self._drop(streams)  # again, because an exception can interrupt the first
 
     def _step(self) -> None:
         self._abort_dropped()
         self.engine.step()
+
+    def _drop(self, streams: SequenceOf[RequestStream]) -> None:
+        """Stop filling the streams and abort those of their requests that have not finished."""
+        self._dropped += [stream for stream in streams if self._outputs.is_followed(stream)]
+        self._abort_dropped()
 
     def _abort_dropped(self) -> None:
         """Abort the requests whose caller has stopped reading.
@@ -328,14 +335,15 @@ class LLM:
         Python's garbage collector can close a stream in the middle of a step. The engine is then busy, and the request
         is aborted before the next step.
         """
-        while self._dropped:
-            request_id = self._dropped[-1]
-            try:
-                if self.engine.scheduler.is_unfinished(request_id):
-                    self.engine.abort(request_id)
-            except BusyError:
-                return
-            self._dropped.remove(request_id)
+        with self.engine.turn():
+            for stream in list(self._dropped):
+                try:
+                    if self._outputs.is_followed(stream) and self.engine.scheduler.is_unfinished(stream.request_id):
+                        self.engine.abort(stream.request_id)
+                except BusyError:
+                    return
+                self._outputs.drop(stream)
+                self._dropped.remove(stream)
 
     def _prepare(self, prompt: Prompt, params: SamplingParams | None) -> tuple[Prompt, list[int], SamplingParams]:
         """Check that a request can be served; return it with token ids and parameters filled in."""

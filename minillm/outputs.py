@@ -5,11 +5,13 @@ The engine produces one record per step. `OutputCollector` listens to the record
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from dataclasses import dataclass, field, replace
 
 from minillm.engine.block_table import FREED
 from minillm.engine.sampling import SamplingParams
+from minillm.errors import RequestError
 from minillm.trace import Finish, ScheduledChunk, StepRecord
 
 
@@ -54,15 +56,15 @@ class Delta:
     Attributes
     ----------
     text : new text; empty while a character or a possible stop string is incomplete.
-    token_id : the sampled token.
+    token_id : the sampled token; None if the request was aborted, which adds no token.
     logprob : its log-probability, if requested.
-    finish_reason : "stop" or "length" on the last delta of a completion.
+    finish_reason : "stop", "length" or "abort" on the last delta of a completion.
     metrics : Metrics so far.
     completion : number of the completion that the delta belongs to.
     """
 
     text: str
-    token_id: int
+    token_id: int | None
     logprob: float | None
     finish_reason: str | None
     metrics: Metrics
@@ -77,7 +79,8 @@ class CompletionOutput:
     ----------
     text, token_ids : the answer.
     logprobs : the log-probability of each token, if requested.
-    finish_reason : "stop" (an end token or a stop string), "length" (`max_tokens` reached) or "abort".
+    finish_reason : "stop" (an end token or a stop string), "length" (`max_tokens` reached), "abort", or "error" (the
+        request failed; see `RequestOutput.error`).
     metrics : Metrics of the whole completion.
     """
 
@@ -90,10 +93,18 @@ class CompletionOutput:
 
 @dataclass
 class RequestOutput:
-    """A finished request: its `n` completions. The properties give direct access to the first one."""
+    """A finished request: its `n` completions. The properties give direct access to the first one.
+
+    Attributes
+    ----------
+    prompt_token_ids : the prompt.
+    completions : CompletionOutput of each completion.
+    error : the exception that ended the request, if it failed. The completions are then what it had generated.
+    """
 
     prompt_token_ids: list[int]
     completions: list[CompletionOutput]
+    error: BaseException | None = None
 
     @property
     def text(self) -> str:
@@ -131,13 +142,13 @@ class RequestStream:
     error : the exception that ended the request, if it failed.
     """
 
-    def __init__(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams, busy_seconds: float):
+    def __init__(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams):
         self.request_id, self.prompt_token_ids, self.params = request_id, prompt_token_ids, params
         self.deltas: deque[Delta] = deque()
         self.error: BaseException | None = None
-        self._added_at = busy_seconds
+        self._added_at = 0.0
         self._metrics = [Metrics(len(prompt_token_ids)) for _ in range(params.n)]
-        self._first_token_at = [busy_seconds] * params.n
+        self._first_token_at = [0.0] * params.n
         self._finish_reasons: list[str | None] = [None] * params.n
 
     @property
@@ -152,12 +163,18 @@ class RequestStream:
             for reason, metrics in zip(self._finish_reasons, self._metrics, strict=True)
         ]
         for delta in self.deltas:
+            if delta.token_id is None:
+                continue
             completion = completions[delta.completion]
             completion.text += delta.text
             completion.token_ids.append(delta.token_id)
             if completion.logprobs is not None and delta.logprob is not None:
                 completion.logprobs.append(delta.logprob)
-        return RequestOutput(self.prompt_token_ids, completions)
+        return RequestOutput(self.prompt_token_ids, completions, self.error)
+
+    def added(self, busy_seconds: float) -> None:
+        """Note the duration of all steps before the request was added."""
+        self._added_at, self._first_token_at = busy_seconds, [busy_seconds] * self.params.n
 
     def admitted(self, num_cached_tokens: int) -> None:
         """Note how much of the prompt was found in the cache."""
@@ -190,16 +207,24 @@ class RequestStream:
             )
 
     def finished(self, finish: Finish) -> None:
-        """Note that a completion ended. If it ended with a token, its last delta gets the finish reason."""
+        """Note that a completion ended. Its last delta gets the finish reason; an abort adds one without a token."""
         self._finish_reasons[finish.completion] = finish.reason
         self.error = finish.exception or self.error
         if finish.reason in ("stop", "length"):
             last = next(delta for delta in reversed(self.deltas) if delta.completion == finish.completion)
             last.finish_reason = finish.reason
+        elif finish.reason == "abort":
+            metrics = replace(self._metrics[finish.completion])
+            self.deltas.append(Delta("", None, None, "abort", metrics, finish.completion))
+
+    def failed(self, error: BaseException) -> None:
+        """End all completions that have not ended, because of `error`."""
+        self.error = error
+        self._finish_reasons = [reason or "error" for reason in self._finish_reasons]
 
 
 class OutputCollector:
-    """Sorts the tokens in an engine's records by request.
+    """Sorts the tokens in an engine's records by request. Any thread may call its methods.
 
     Parameters
     ----------
@@ -210,19 +235,52 @@ class OutputCollector:
         self._bytes_per_block = bytes_per_block
         self._streams: dict[str, RequestStream] = {}
         self._busy_seconds = 0.0  # duration of all steps so far
+        self._num_records = 0
+        self._begun = 0  # records that `push` has begun to process
+        self._lock = threading.Lock()
 
-    def follow(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> RequestStream:
-        """Return the stream of a request that has just been added."""
-        stream = RequestStream(request_id, prompt_token_ids, params, self._busy_seconds)
-        self._streams[request_id] = stream
-        return stream
+    def follow(self, stream: RequestStream) -> None:
+        """Fill a stream from now on. Its request is added to the engine next."""
+        stream.added(self._busy_seconds)
+        self._streams[stream.request_id] = stream
+
+    def is_followed(self, stream: RequestStream) -> bool:
+        """Return whether the stream is being filled."""
+        return self._streams.get(stream.request_id) is stream
 
     def drop(self, stream: RequestStream) -> None:
         """Stop following a request."""
-        self._streams.pop(stream.request_id, None)
+        if self.is_followed(stream):
+            del self._streams[stream.request_id]
+
+    def take(self, stream: RequestStream) -> tuple[list[Delta], bool]:
+        """Return the deltas that the caller has not taken yet, and whether they are the last."""
+        with self._lock:
+            deltas, stream.deltas = stream.deltas, deque()
+            return list(deltas), stream.is_finished
 
     def push(self, record: StepRecord) -> None:
-        """Process the record of a step."""
+        """Process the record of a step.
+
+        If an exception has kept this method from processing an earlier record completely, the streams that were open
+        then lack tokens. They fail.
+        """
+        with self._lock:
+            if record.step < self._num_records:  # the engine calls a listener again if it was interrupted
+                return
+            if record.step != self._num_records or self._begun > self._num_records:
+                self._fail_all()
+            self._begun = record.step + 1
+            self._process(record)
+            self._num_records = record.step + 1
+
+    def _fail_all(self) -> None:
+        for stream in self._streams.values():
+            stream.failed(
+                RequestError("an exception interrupted the engine, and tokens of this request were lost: repeat it")
+            )
+
+    def _process(self, record: StepRecord) -> None:
         self._busy_seconds += record.end - record.time
         seconds = sum(record.milliseconds[stage] for stage in ("schedule", "batch", "forward")) / 1000
         for admission in record.admitted:

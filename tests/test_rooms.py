@@ -82,7 +82,7 @@ MAY_IMPORT = {
     "engine.prefix_index": set(),
     "engine.block_allocator": {"engine.block_table", "engine.prefix_index"},
     "engine.block_demand": {"engine.block_allocator", "engine.block_table", "engine.sequence"},
-    "engine.sequence": {"engine.block_table", "engine.prefix_index"},
+    "engine.sequence": {"engine.block_table", "engine.prefix_index", "trace.events"},
     "engine.step_plan": {"engine.sequence", "trace.events"},
     "engine.waiting_queue": {"engine.sequence"},
     "engine.scheduler": {
@@ -106,7 +106,7 @@ MAY_IMPORT = {
         "trace.events",
         "trace.records",
     },
-    "engine.request": {"engine.detokenizing", "engine.sampling", "tokenizer"},
+    "engine.request": {"engine.detokenizing", "engine.sampling", "engine.sequence", "tokenizer"},
     "engine.config": {"engine.block_allocator", "engine.scheduler", "model.kv_cache"},
     "engine.engine": {
         "engine.exclusive",

@@ -51,9 +51,14 @@ class BlockAllocator:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.windows = tuple(windows)
-        self.references = [0] * num_blocks
         self.prefixes = PrefixIndex(block_size, self.num_groups)
-        self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the block freed last is handed out next
+        self.reset()
+
+    def reset(self) -> None:
+        """Free all blocks and empty the prefix index. The caller discards all block tables."""
+        self.references = [0] * self.num_blocks
+        self.prefixes.reset()
+        self._free = list(range(self.num_blocks - 1, -1, -1))  # a stack: the block freed last is handed out next
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently freed first
 
     # --- sizes --------------------------------------------------------------------------------------------------

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
 
 import numpy as np
 
 from minillm.checks import check_integer
-from minillm.engine.exclusive import ExclusiveAccess, interrupts_deferred
-from minillm.engine.recording import RecordedStep, StepRecorder, json_params
+from minillm.engine.exclusive import ExclusiveAccess, Mark
+from minillm.engine.recording import Abort, Delivery, PendingEvents, RecordedStep, StepRecorder, json_params
 from minillm.engine.request import Request, check_token_ids, stream_seed
 from minillm.engine.sampling import SamplingParams, sample
 from minillm.engine.scheduler import Scheduler
@@ -51,8 +51,12 @@ class Engine:
 
     Notes
     -----
-    The engine serves one thread at a time. A call that is made while another one runs raises BusyError and changes
-    nothing.
+    Any thread may use the engine. Calls of several threads run one after another. A call from inside a step, such as
+    from a signal handler or a probe, raises BusyError and changes nothing.
+
+    An exception can interrupt a call anywhere: Ctrl-C, a timeout raised by a signal handler, or a MemoryError. The call
+    has then taken effect as a whole or not at all. A step that has not is computed again by the next one, and its
+    random numbers depend only on seed and position, so it samples the same tokens.
 
     Raises
     ------
@@ -93,7 +97,9 @@ class Engine:
         self._num_requests = 0
         self._made = perf_counter()
         self._recorder = StepRecorder(self.clock)
-        self._access = ExclusiveAccess()
+        self._deliveries: list[Delivery] = []
+        self._delivery = Mark()
+        self._access = ExclusiveAccess(self._repair)
 
     # --- a step -------------------------------------------------------------------------------------------------
 
@@ -103,7 +109,7 @@ class Engine:
         Raises
         ------
         BusyError
-            Another call is under way.
+            The call comes from inside another one.
         Exception
             The forward pass failed: the requests of this step keep their tokens and are computed again. Or a listener
             failed: the step is complete, and the other listeners have been called.
@@ -163,36 +169,74 @@ class Engine:
             self.scheduler.commit(plan, sampled)
             for request_id, error in failures.items():
                 plan.finished += self._fail(request_id, error)
-            for finish in plan.finished:
-                if not self.scheduler.is_unfinished(finish.request_id):
-                    self._requests.pop(finish.request_id, None)
         self._recorder.complete(plan.finished)
 
     @contextmanager
     def _recorded_step(self) -> Iterator[RecordedStep]:
         """Run a step alone, undo it if it fails, and hand its record to the listeners."""
-        with interrupts_deferred():  # `held` does this too, but it ends before the listeners are called
-            recorded = RecordedStep()
-            with self._access.held():
+        with self._access.turn():
+            with self._access.change():
                 self._recorder.begin()
-                try:
-                    yield recorded
-                except BaseException:
-                    self.scheduler.abandon()
-                    raise
-                recorded.record = self._recorder.record
-            self._notify(recorded.record)  # by now another thread, or a listener, may have started the next step
+                recorded = RecordedStep()
+                yield recorded
+                recorded.record = self._settle()
+            self._deliver()
 
-    def _notify(self, record: StepRecord) -> None:
-        """Call every listener, then raise the first exception that one of them raised."""
-        failures = []
-        for listener in self.listeners:
-            try:
-                listener(record)
-            except Exception as error:
-                failures.append(error)
+    def _settle(self) -> StepRecord:
+        """Make the step final, in a single statement, so that an exception comes before all of it or after all."""
+        record, plan, no_events = self._recorder.record, StepPlan(), PendingEvents(self._recorder.pending.step + 1)
+        deliveries = [*self._deliveries, Delivery(record, list(self.listeners))]
+        self.scheduler.plan, self._recorder.pending, self._deliveries = plan, no_events, deliveries
+        for finish in record.finished:
+            if not self.scheduler.is_unfinished(finish.request_id):
+                self._requests.pop(finish.request_id, None)
+        return record
+
+    def _deliver(self) -> None:
+        """Call every listener with every record that is due, in order; then raise the first of their exceptions.
+
+        A listener that was interrupted by KeyboardInterrupt, or by another exception that is no Exception, gets the
+        record again.
+        """
+        if self._delivery.is_set:  # a listener runs a step; its record follows when the listener returns
+            return
+        failures: list[Exception] = []
+        with self._delivery.set():
+            while self._deliveries:
+                listeners = self._deliveries[0].listeners
+                while listeners:
+                    try:
+                        listeners[0](self._deliveries[0].record)
+                    except Exception as error:
+                        failures.append(error)
+                    del listeners[0]
+                del self._deliveries[0]
         if failures:
             raise failures[0]
+
+    def _record_events(self) -> None:
+        """Hand the pending events to the listeners in a record of their own, in which nothing is computed."""
+        with self._recorded_step():
+            self._recorder.scheduled(StepPlan(), self.scheduler)
+            self._recorder.complete([])
+
+    def _repair(self) -> None:
+        """Return to a consistent state after a call was interrupted: undo it, or complete an abort that has begun."""
+        scheduler, pending = self.scheduler, self._recorder.pending
+        scheduler.abandon()
+        for abort in pending.aborts:
+            self._requests.pop(abort.request_id, None)
+        for request_id in scheduler.request_ids:  # a request exists if both the engine and the scheduler know it
+            if request_id not in self._requests:
+                scheduler.end(request_id, "abort")
+        for request_id in [id for id in self._requests if not scheduler.is_unfinished(id)]:
+            del self._requests[request_id]
+        recorded = {abort.request_id for abort in pending.aborts} | self._requests.keys()
+        pending.arrived = [arrival for arrival in pending.arrived if arrival.request_id in recorded]
+        for request_id in {chunk.request_id for chunk in scheduler.plan.chunks} & self._requests.keys():
+            for sequence in scheduler.sequences(request_id):
+                self._requests[request_id].detokenize_again(sequence, self.tokenizer)
+        scheduler.plan = StepPlan()
 
     def _sample_after(self, chunk: ScheduledChunk, logits: np.ndarray) -> list[SampledToken | Exception]:
         """Sample one token for each completion of the chunk's sequence: several, if they fork after this chunk."""
@@ -284,36 +328,44 @@ class Engine:
         RequestError
             The request fails `check`, or an unfinished request has the same id.
         BusyError
-            Another call is under way.
+            The call comes from inside a step.
         """
-        with self._access.held():
-            params = SamplingParams() if params is None else params
-            token_ids = self.check(prompt, params)
-            if request_id is None:
-                request_id = self._next_id()
-            for name, value in ("request_id", request_id), ("text", text):
-                if not isinstance(value, str | None):
-                    raise RequestError(f"{name} is {value!r}; it must be a string")
-            priority = check_integer("priority", priority, -(2**31), 2**31)
-            sequence = Sequence.from_prompt(
-                request_id, token_ids, params.max_tokens, num_completions=params.n, priority=priority
-            )
-            request = Request.new(params, self.tokenizer)
-            arrival = Arrival(
-                request_id,
-                self.clock(),
-                len(token_ids),
-                text,
-                json_params(params),
-                params.n,
-                params.max_tokens,
-                priority,
-                None if self.tokenizer is None else [self.tokenizer.token_text(token_id) for token_id in token_ids],
-            )
-            self.scheduler.add(sequence)
-            self._requests[request_id] = request
-            self._recorder.arrived.append(arrival)
-            return request_id
+        params = SamplingParams() if params is None else params
+        token_ids = self.check(prompt, params)
+        for name, value in ("request_id", request_id), ("text", text):
+            if not isinstance(value, str | None):
+                raise RequestError(f"{name} is {value!r}; it must be a string")
+        priority = check_integer("priority", priority, -(2**31), 2**31)
+        request = Request.new(params, self.tokenizer)
+        texts = None if self.tokenizer is None else [self.tokenizer.token_text(token_id) for token_id in token_ids]
+        with self._access.turn():
+            request_id = self.next_id() if request_id is None else request_id
+            self.scheduler.check_id(request_id)
+            if self._recorder.pending.must_be_recorded_before(request_id):
+                self._record_events()
+            with self._access.change():
+                sequence = Sequence.from_prompt(
+                    request_id, token_ids, params.max_tokens, num_completions=params.n, priority=priority
+                )
+                arrival = Arrival(
+                    request_id,
+                    self.clock(),
+                    len(token_ids),
+                    text,
+                    json_params(params),
+                    params.n,
+                    params.max_tokens,
+                    priority,
+                    texts,
+                )
+                try:
+                    self._requests[request_id] = request
+                    self._recorder.pending.arrived.append(arrival)
+                    self.scheduler.add(sequence)
+                    return request_id
+                except BaseException:
+                    self._requests.pop(request_id, None)  # so that `_repair` removes the rest
+                    raise
 
     def abort(self, request_id: str) -> None:
         """End a waiting or running request. Its blocks are available immediately.
@@ -323,12 +375,17 @@ class Engine:
         RequestError
             There is no unfinished request with this id.
         BusyError
-            Another call is under way.
+            The call comes from inside a step.
         """
-        with self._access.held():
-            self._recorder.finished += self.scheduler.end(request_id, "abort")
-            self._recorder.aborted.append(request_id)
-            del self._requests[request_id]
+        with self._access.turn():
+            sequences = self.scheduler.sequences(request_id)
+            if self._recorder.pending.must_be_recorded_before(request_id):
+                self._record_events()
+            with self._access.change():
+                finished = [finish for sequence in sequences for finish in sequence.finish("abort")]
+                self._recorder.pending.aborts.append(Abort(request_id, finished))  # from here on, it is aborted
+                del self._requests[request_id]
+                self.scheduler.end(request_id, "abort")
 
     @property
     def has_unfinished(self) -> bool:
@@ -337,8 +394,18 @@ class Engine:
 
     def reset_prefix_cache(self) -> None:
         """Empty the prefix cache, so that new requests compute all of their prompts."""
-        with self._access.held():
-            self.scheduler.blocks.reset_prefix_cache()
+        with self._access.change():
+            self.scheduler.reset_prefix_cache()
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Keep other threads from using the engine during a `with` block.
+
+        Raises
+        ------
+        RequestError
+            This process was created by `os.fork` after the engine.
+        """
+        return self._access.turn()
 
     def clock(self) -> float:
         """Return the time since the engine was created, in seconds."""
@@ -362,8 +429,8 @@ class Engine:
             windows=list(scheduler.blocks.windows),
         )
 
-    def _next_id(self) -> str:
-        """Return a number that is not the id of an unfinished request."""
+    def next_id(self) -> str:
+        """Return a number that no request has had as its id, and that is not the id of an unfinished request."""
         while self.scheduler.is_unfinished(str(self._num_requests)):
             self._num_requests += 1
         self._num_requests += 1

@@ -1,98 +1,107 @@
-"""Who may use the engine: one call at a time, one thread at a time, and no Ctrl-C in the middle of a call."""
+"""ExclusiveAccess: one call at a time changes the engine, and what an interrupted call left is repaired.
+
+An exception can arrive anywhere: Ctrl-C, a timeout raised by a signal handler, a MemoryError, or an exception of a
+trace or profile function. It can even arrive where a `finally` block or a lock is about to clean up. What must be
+cleaned up is therefore cleaned up twice here, in nested blocks.
+"""
 
 from __future__ import annotations
 
 import os
-import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from minillm.errors import BusyError, RequestError
 
 
-class ExclusiveAccess:
-    """Guards an object whose parts must change together, as scheduler, block pool and detokenizers do."""
+class Mark:
+    """Whether a `with` block of `set` is under way."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    is_set = False
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold the lock and defer Ctrl-C during the `with` block.
-
-        Raises
-        ------
-        BusyError
-            Another call is under way: from another thread, or further up on this thread's stack.
-        """
-        with interrupts_deferred():
-            if not self._lock.acquire(blocking=False):
-                raise BusyError(
-                    "the engine is inside another call: use it from one thread at a time, and not from inside a step"
-                )
+    def set(self) -> Iterator[None]:
+        """Set the mark during the `with` block."""
+        try:
             try:
+                self.is_set = True
                 yield
             finally:
-                self._lock.release()
+                self.is_set = False
+        finally:
+            self.is_set = False
 
 
-class ThreadReservation:
-    """Reserves an object for one thread for as long as any of that thread's `with` blocks is open. `LLM` uses it.
+class ExclusiveAccess:
+    """Guards an object whose parts must change together, as scheduler, block pool and detokenizers do.
 
-    Calls of the same thread can be nested. A process created by `os.fork` after the object may not use it.
+    An exception in the middle of a change leaves the object inconsistent. It is repaired before the exception leaves
+    the call or, if the repair is interrupted too, before the next change.
+
+    Parameters
+    ----------
+    repair : returns the object to a consistent state, however much of a change has happened. It can be repeated.
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._thread, self._num_calls = 0, 0
+    def __init__(self, repair: Callable[[], None]) -> None:
+        self._repair = repair
+        self._turn = threading.RLock()  # of one thread; the others wait
+        self._thread: int | None = None  # the thread whose turn it is
+        self._change = Mark()
+        self._is_consistent = True
         self._process = os.getpid()
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Reserve the object for the duration of the `with` block.
+    def turn(self) -> Iterator[None]:
+        """Let no other thread use the object during the `with` block. Blocks of the same thread can be nested.
 
         Raises
         ------
         RequestError
             This process was created by `os.fork` after the object.
-        BusyError
-            Another thread has reserved the object.
         """
         if os.getpid() != self._process:
             raise RequestError(
-                "this LLM was created before a fork(), and OpenMP's threads do not survive one: start processes with "
-                'multiprocessing.get_context("spawn"), and create the LLM in the new process'
+                "this engine was created before a fork(), and OpenMP's threads do not survive one: start processes "
+                'with multiprocessing.get_context("spawn"), and create the LLM or the engine in the new process'
             )
-        with self._lock:
-            if self._num_calls and self._thread != threading.get_ident():
-                raise BusyError(
-                    "another thread's request is running; finish its loop, or close() its stream, before the next"
-                )
-            self._thread, self._num_calls = threading.get_ident(), self._num_calls + 1
+        is_nested = self._thread == threading.get_ident()
         try:
-            yield
+            with self._turn:
+                try:
+                    self._thread = threading.get_ident()
+                    yield
+                finally:
+                    if not is_nested:
+                        self._thread = None
         finally:
-            with self._lock:
-                self._num_calls -= 1
+            if not is_nested:
+                with suppress(RuntimeError):  # raised if the lock has been released already, as it should have been
+                    self._turn.release()
 
+    @contextmanager
+    def change(self) -> Iterator[None]:
+        """Change the object during the `with` block.
 
-@contextmanager
-def interrupts_deferred() -> Iterator[None]:
-    """Deliver Ctrl-C only after the `with` block.
-
-    This takes effect in the main thread, which is the one that receives it, and only if Ctrl-C is handled in Python, as
-    it is by default.
-    """
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield
-        return
-    pressed = []
-    signal.signal(signal.SIGINT, lambda *event: pressed.append(event))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        if pressed:
-            handler(*pressed[0])
+        Raises
+        ------
+        BusyError
+            A change is under way further up on this thread's stack.
+        RequestError
+            See `turn`.
+        """
+        with self.turn():
+            if self._change.is_set:  # by this thread, because it is this thread's turn
+                raise BusyError("the engine is inside another call: do not use it from inside a step")
+            with self._change.set():
+                if not self._is_consistent:
+                    self._repair()
+                self._is_consistent = False
+                try:
+                    yield
+                except BaseException:
+                    self._repair()
+                    self._is_consistent = True
+                    raise
+                self._is_consistent = True

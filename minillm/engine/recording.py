@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from minillm.engine.sampling import SamplingParams
@@ -13,6 +14,7 @@ from minillm.trace.events import Arrival, Finish
 from minillm.trace.records import STAGES, PoolState, RunningSequence, StepRecord
 
 MAX_WAITING_RECORDED = 32  # names of waiting sequences in a record, so that it does not grow with the queue
+MAX_PENDING_EVENTS = 1000  # requests that arrive or are aborted between two records, so that these do not grow either
 
 
 class RecordedStep:
@@ -21,11 +23,48 @@ class RecordedStep:
     record: StepRecord
 
 
+@dataclass
+class Delivery:
+    """A record, and the listeners that are still to be called with it."""
+
+    record: StepRecord
+    listeners: list[Callable[[StepRecord], None]]
+
+
+@dataclass
+class Abort:
+    """A request that was aborted, and the events of its completions' ends."""
+
+    request_id: str
+    finished: list[Finish]
+
+
+@dataclass
+class PendingEvents:
+    """What has happened to requests since the last step. No request id arrives twice.
+
+    Attributes
+    ----------
+    step : number of the step whose record will list these events.
+    arrived, aborts : the events.
+    """
+
+    step: int = 0
+    arrived: list[Arrival] = field(default_factory=list)
+    aborts: list[Abort] = field(default_factory=list)
+
+    def must_be_recorded_before(self, request_id: str) -> bool:
+        """Return whether a record is due before another event of this request, although no step runs."""
+        return len(self.arrived) + len(self.aborts) >= MAX_PENDING_EVENTS or any(
+            abort.request_id == request_id for abort in self.aborts
+        )
+
+
 class StepRecorder:
     """Builds one StepRecord per step.
 
     The engine calls `begin`, then `stage` around each stage, `scheduled` after the first one, and `complete` at the
-    end. Events that happen between two steps (`arrived`, `aborted`, `finished`) are kept for the next record.
+    end. When the step is final, it replaces `pending`, which collects the events between two steps.
 
     A step that fails leaves no record, and its number is used again. Its sequences lose their blocks and start over, so
     the next record can contain an admission `after_preemption` although no record contains the preemption.
@@ -37,14 +76,12 @@ class StepRecorder:
     Attributes
     ----------
     record : the record of the current or last step. It does not exist before the first step is scheduled.
+    pending : PendingEvents, which the next record lists.
     """
 
     def __init__(self, clock: Callable[[], float]):
-        self.arrived: list[Arrival] = []
-        self.aborted: list[str] = []
-        self.finished: list[Finish] = []
+        self.pending = PendingEvents()
         self._clock = clock
-        self._num_steps = 0
         self._time = self._stage_end = 0.0
         self._milliseconds = dict.fromkeys(STAGES, 0.0)
 
@@ -68,7 +105,7 @@ class StepRecorder:
         """
         waiting, blocks = scheduler.waiting, scheduler.blocks
         self.record = StepRecord(
-            step=self._num_steps,
+            step=self.pending.step,
             time=self._time,
             milliseconds=self._milliseconds,
             arrived=[],
@@ -94,11 +131,14 @@ class StepRecorder:
 
     def complete(self, finished: list[Finish]) -> StepRecord:
         """Finish the record with the completions that ended in this step, and with the events since the last one."""
-        self.record.arrived, self.record.aborted = self.arrived, self.aborted
-        self.record.finished = self.finished + finished
-        self.arrived, self.aborted, self.finished = [], [], []
-        self._num_steps += 1
+        self.record.arrived = self.pending.arrived
+        self.record.aborted = [abort.request_id for abort in self.pending.aborts]
+        self.record.finished = [finish for abort in self.pending.aborts for finish in abort.finished] + finished
         return self.record
+
+    def next_step(self) -> None:
+        """Start to collect the events for the next record."""
+        self.pending = PendingEvents(self.pending.step + 1)
 
 
 def json_params(params: SamplingParams) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import numpy as np
 from minillm.checks import check_integer
 from minillm.engine.detokenizing import IncrementalDetokenizer
 from minillm.engine.sampling import SamplingParams
+from minillm.engine.sequence import Sequence
 from minillm.errors import RequestError
 from minillm.tokenizer import Tokenizer
 
@@ -35,6 +36,14 @@ class Request:
         """Return a request with nothing generated. A seed is drawn if the parameters have none."""
         seed = secrets.randbits(64) if params.seed is None else params.seed
         return cls(params, seed, [IncrementalDetokenizer(tokenizer, params) for _ in range(params.n)])
+
+    def detokenize_again(self, sequence: Sequence, tokenizer: Tokenizer | None) -> None:
+        """Replace the detokenizers of a sequence's completions by ones that have received exactly its tokens."""
+        for completion in sequence.completions:
+            detokenizer = IncrementalDetokenizer(tokenizer, self.params)
+            for token_id in sequence.token_ids[sequence.num_prompt_tokens :]:
+                detokenizer.push(token_id)
+            self.detokenizers[completion] = detokenizer
 
 
 def stream_seed(seed: int, completion: int) -> int:

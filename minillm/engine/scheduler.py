@@ -29,14 +29,16 @@ become free. Then, too, the sequence admitted last is preempted, and its chunk i
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
+from contextlib import contextmanager
 from itertools import count
 
 from minillm.checks import check_integer, check_number
 from minillm.engine.block_allocator import BlockAllocator
 from minillm.engine.block_demand import blocks_needed, check_demand, frees_behind_windows, max_live_blocks
 from minillm.engine.sequence import Sequence
-from minillm.engine.step_plan import StepPlan
+from minillm.engine.step_plan import SequenceState, StepPlan
 from minillm.engine.waiting_queue import WaitingQueue
 from minillm.errors import RequestError
 from minillm.trace.events import Admission, BlockCopy, Finish, Preemption, SampledToken, ScheduledChunk
@@ -64,6 +66,7 @@ class Scheduler:
     ----------
     running : the sequences that hold blocks, in the order of first admission.
     waiting : WaitingQueue of the sequences that do not.
+    plan : the last plan, which `abandon` undoes. A caller for whom the step is final replaces it by an empty one.
 
     Raises
     ------
@@ -95,26 +98,27 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.waiting = WaitingQueue(admission)
         self._requests: dict[str, dict[int, Sequence]] = {}  # unfinished sequences by request id and completion
-        self._plan = StepPlan()  # of the step under way
+        self.plan = StepPlan()
+        self._is_changing = False  # whether queues, tables and allocator may disagree
         self._ranks = count()
 
     # --- a step -------------------------------------------------------------------------------------------------
 
     def schedule(self) -> StepPlan:
         """Decide the next step. Each call is followed by `commit` or `abandon` before the next one."""
-        plan = self._plan = StepPlan()
-        if self.policy == "chunked":
-            self._decode(plan)
-            self._prefill(plan)
-            self._admit(plan)
-            return plan
-        # The other two policies never compute a prompt and a decode in the same step.
-        may_admit = self.policy == "continuous" or not self.running
-        self._prefill(plan)
-        if may_admit:
-            self._admit(plan)
-        if not plan.chunks:
-            self._decode(plan)
+        plan = self.plan = StepPlan()
+        with self._changing():
+            if self.policy == "chunked":
+                self._decode(plan)
+                self._prefill(plan)
+                self._admit(plan)
+            else:  # the other two policies never compute a prompt and a decode in the same step
+                may_admit = self.policy == "continuous" or not self.running
+                self._prefill(plan)
+                if may_admit:
+                    self._admit(plan)
+                if not plan.chunks:
+                    self._decode(plan)
         return plan
 
     def commit(self, plan: StepPlan, sampled: SequenceOf[SequenceOf[SampledToken | None]]) -> None:
@@ -125,26 +129,59 @@ class Scheduler:
         plan : the plan that `schedule` returned. `commit` fills in its `finished`.
         sampled : for each chunk, `num_samples` tokens, one per completion; None for a token that could not be sampled.
         """
-        for chunk, tokens in zip(plan.chunks, sampled, strict=True):
-            sequence = self.sequence(chunk)
-            sequence.num_computed = chunk.stop
-            self._publish(sequence)
-            self.blocks.free_before(sequence.block_tables, sequence.num_computed)
-            completions = self._fork(sequence) if chunk.num_samples else []
-            for completion, token in zip(completions, tokens, strict=True):
-                if token is not None:
-                    completion.token_ids.append(token.token_id)
-                    if token.finish_reason is not None:
-                        plan.finished += self._finish(completion, token.finish_reason)
-        self._plan = StepPlan()
+        plan.before = [
+            SequenceState(sequence, len(sequence.token_ids), sequence.num_completions)
+            for request_id in {chunk.request_id for chunk in plan.chunks}
+            for sequence in self._requests[request_id].values()
+        ]
+        with self._changing():
+            for chunk, tokens in zip(plan.chunks, sampled, strict=True):
+                sequence = self.sequence(chunk)
+                sequence.num_computed = chunk.stop
+                self._publish(sequence)
+                self.blocks.free_before(sequence.block_tables, sequence.num_computed)
+                completions = self._fork(sequence) if chunk.num_samples else []
+                for completion, token in zip(completions, tokens, strict=True):
+                    if token is not None:
+                        completion.token_ids.append(token.token_id)
+                        if token.finish_reason is not None:
+                            plan.finished += self._finish(completion, token.finish_reason)
 
     def abandon(self) -> None:
-        """Undo the step under way, which failed. What it wrote to the cache is unknown, so all is computed again."""
-        for chunk in self._plan.chunks:
-            sequence = self._requests.get(chunk.request_id, {}).get(chunk.completion)
-            if sequence in self.running:
-                self._preempt(sequence)
-        self._plan = StepPlan()
+        """Undo the last step, which failed, whether before, in or after `commit`. It can be repeated.
+
+        What the step wrote to the cache is unknown, so its sequences lose their blocks and are computed again. If a
+        change of the scheduler itself was interrupted, or has to be undone, all sequences lose their blocks, and the
+        prefix cache is emptied.
+        """
+        if not self._is_changing and not self.plan.before:
+            planned = [self._requests.get(c.request_id, {}).get(c.completion) for c in self.plan.chunks]
+            with self._changing():
+                for sequence in planned:
+                    if sequence in self.running:
+                        self._preempt(sequence)
+            return
+        self._is_changing = True
+        unfinished: dict[str, dict[int, Sequence]] = {}
+        for state in self.plan.before:
+            state.restore()
+            unfinished.setdefault(state.sequence.request_id, {})[state.sequence.completion] = state.sequence
+        self._requests = {id: members for id, members in (self._requests | unfinished).items() if members}
+        self.running.clear()
+        self.waiting.clear()
+        self.blocks.reset()
+        for members in self._requests.values():
+            for sequence in members.values():
+                sequence.forget_blocks()
+                self.waiting.push(sequence)
+        self._is_changing = False
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Mark the `with` block as one change. An exception leaves the mark, and `abandon` then resets everything."""
+        self._is_changing = True
+        yield
+        self._is_changing = False
 
     # --- requests -----------------------------------------------------------------------------------------------
 
@@ -156,11 +193,16 @@ class Scheduler:
         RequestError
             An unfinished request has the same id, or the request could not be served even alone.
         """
-        if sequence.request_id in self._requests:
-            raise RequestError(f"request {sequence.request_id!r} is still unfinished; choose another id")
+        self.check_id(sequence.request_id)
         self.check(sequence)
-        self._requests[sequence.request_id] = {sequence.completion: sequence}
-        self.waiting.push(sequence)
+        with self._changing():
+            self._requests[sequence.request_id] = {sequence.completion: sequence}
+            self.waiting.push(sequence)
+
+    def check_id(self, request_id: str) -> None:
+        """Raise RequestError if an unfinished request has this id."""
+        if request_id in self._requests:
+            raise RequestError(f"request {request_id!r} is still unfinished; choose another id")
 
     def check(self, sequence: Sequence) -> None:
         """Check that a new request could be served if it were alone.
@@ -189,14 +231,35 @@ class Scheduler:
         RequestError
             There is no unfinished request with this id.
         """
+        sequences = self.sequences(request_id)
+        with self._changing():
+            return [finish for sequence in sequences for finish in self._finish(sequence, reason)]
+
+    def sequences(self, request_id: str) -> list[Sequence]:
+        """Return the unfinished sequences of a request.
+
+        Raises
+        ------
+        RequestError
+            There is no unfinished request with this id.
+        """
         if not isinstance(request_id, str) or request_id not in self._requests:
             raise RequestError(f"there is no unfinished request {request_id!r}: it has finished, or was never added")
-        sequences = list(self._requests[request_id].values())
-        return [finish for sequence in sequences for finish in self._finish(sequence, reason)]
+        return list(self._requests[request_id].values())
+
+    def reset_prefix_cache(self) -> None:
+        """Empty the prefix cache, so that new requests compute all of their prompts."""
+        with self._changing():
+            self.blocks.reset_prefix_cache()
 
     def sequence(self, chunk: ScheduledChunk) -> Sequence:
         """Return the unfinished sequence that a chunk advances."""
         return self._requests[chunk.request_id][chunk.completion]
+
+    @property
+    def request_ids(self) -> list[str]:
+        """The unfinished requests, in the order of arrival."""
+        return list(self._requests)
 
     @property
     def has_unfinished(self) -> bool:
@@ -355,7 +418,7 @@ class Scheduler:
         del unfinished[sequence.completion]
         if not unfinished:
             del self._requests[sequence.request_id]
-        return [Finish(sequence.request_id, completion, reason) for completion in sequence.completions]
+        return sequence.finish(reason)
 
     def _release(self, sequence: Sequence) -> None:
         """Remove `sequence` from the waiting or running ones and free its blocks."""
@@ -363,8 +426,7 @@ class Scheduler:
         if sequence.block_tables:
             self.running.remove(sequence)
             self.blocks.free(sequence.block_tables)
-            sequence.block_tables = []
-        sequence.num_computed = 0
+        sequence.forget_blocks()
 
     def __repr__(self) -> str:
         return (

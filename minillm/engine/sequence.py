@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from minillm.engine.block_table import BlockTable
 from minillm.engine.prefix_index import Node
 from minillm.reprs import sequence_name
+from minillm.trace.events import Finish
 
 
 @dataclass(eq=False)
@@ -76,6 +77,16 @@ class Sequence:
             block_tables=block_tables,
             rank=(self.rank[0], completion),
         )
+
+    def forget_blocks(self) -> None:
+        """Start over with nothing computed and no blocks. The caller has freed them."""
+        self.block_tables = []
+        self.num_computed = self.prefill_end = self.num_published = 0
+        self.published_node = None
+
+    def finish(self, reason: str) -> list[Finish]:
+        """Return the events of its end: one per completion that it represents."""
+        return [Finish(self.request_id, completion, reason) for completion in self.completions]
 
     @property
     def num_generated(self) -> int:

@@ -10,6 +10,27 @@ from minillm.trace.events import DECODE, PREFILL, Admission, BlockCopy, Finish, 
 
 
 @dataclass
+class SequenceState:
+    """What a commit changes of a sequence besides its blocks, as it was before the commit.
+
+    Attributes
+    ----------
+    sequence : the sequence.
+    num_tokens : length of its `token_ids`.
+    num_completions : completions that it represented.
+    """
+
+    sequence: Sequence
+    num_tokens: int
+    num_completions: int
+
+    def restore(self) -> None:
+        """Return the sequence to this state."""
+        del self.sequence.token_ids[self.num_tokens :]
+        self.sequence.num_completions = self.num_completions
+
+
+@dataclass
 class StepPlan:
     """One step.
 
@@ -22,6 +43,7 @@ class StepPlan:
     evicted : cached blocks that were evicted.
     finished : completions that ended; filled in when the step is committed.
     num_tokens : total tokens of all chunks.
+    before : the states of the planned requests' sequences before the commit; filled in when it begins.
     """
 
     chunks: list[ScheduledChunk] = field(default_factory=list)
@@ -31,6 +53,7 @@ class StepPlan:
     evicted: list[int] = field(default_factory=list)
     finished: list[Finish] = field(default_factory=list)
     num_tokens: int = 0
+    before: list[SequenceState] = field(default_factory=list)
 
     def add_chunk(self, sequence: Sequence, num_tokens: int) -> None:
         """Schedule the next `num_tokens` tokens of `sequence`."""

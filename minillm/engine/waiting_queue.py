@@ -65,6 +65,10 @@ class WaitingQueue:
             self._heap = [entry for entry in self._heap if not self._is_removed(entry)]
             heapq.heapify(self._heap)
 
+    def clear(self) -> None:
+        """Remove all sequences."""
+        self._heap, self._keys = [], {}
+
     def first(self, number: int) -> list[Sequence]:
         """Return the next `number` sequences, or all if there are fewer, in time independent of the queue."""
         found: list[Sequence] = []

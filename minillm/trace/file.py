@@ -37,8 +37,9 @@ class Trace:
     steps: list[StepRecord] = field(default_factory=list)
 
     def append(self, record: StepRecord) -> None:
-        """Add the next step."""
-        self.steps.append(record)
+        """Add the next step. The engine repeats a record if an exception interrupted its delivery; it is added once."""
+        if not self.steps or self.steps[-1] is not record:
+            self.steps.append(record)
 
     def __iter__(self) -> Iterator[StepRecord]:
         return iter(self.steps)

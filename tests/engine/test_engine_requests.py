@@ -7,6 +7,7 @@ from support.engine_cases import PARAMS, RecordedAnswers, finish_all
 
 from minillm import BusyError, Engine, EngineConfig, RequestError, SamplingParams
 from minillm.engine import stream_seed
+from minillm.engine.recording import MAX_PENDING_EVENTS
 from minillm.model.batch import Batch, Chunk
 from minillm.model.kv_cache import KVCache
 
@@ -78,37 +79,78 @@ def test_an_empty_step_records_the_events_since_the_last_step(models):
     assert engine.step().arrived == []
 
 
-def test_calls_from_another_thread_or_from_inside_a_step_are_refused(models, monkeypatch):
+def test_calls_from_inside_a_step_are_refused(models, monkeypatch):
     engine = models[0].engine(EngineConfig(num_blocks=40))
     engine.add_request([3], PARAMS, request_id="a")
     forward, refused_calls = models[0].transformer.forward, []
 
-    def call_engine():
+    def forward_with_calls(batch, cache, **options):
         for call in (
             engine.step,
-            lambda: engine.add_request([4]),
+            lambda: engine.add_request([4], PARAMS),
             lambda: engine.abort("a"),
             engine.reset_prefix_cache,
         ):
             with pytest.raises(BusyError, match="the engine is inside another call"):
                 call()
             refused_calls.append(call)
-
-    def forward_with_calls(batch, cache, **options):
-        call_engine()
-        thread = threading.Thread(target=call_engine)
-        thread.start()
-        thread.join()
         return forward(batch, cache)
 
     monkeypatch.setattr(models[0].transformer, "forward", forward_with_calls)
     engine.step()
-    assert len(refused_calls) == 8
+    assert len(refused_calls) == 4
     monkeypatch.undo()
-    answers = RecordedAnswers()
-    while engine.has_unfinished:
-        answers.push(engine.step())
+    answers = finish_all(engine)
     assert answers.of("a", 0)[0] == models[0].expected_answer([3], PARAMS)[0][1:]
+
+
+def test_threads_take_turns(models):
+    """Four threads add requests and step one engine until theirs have finished."""
+    model, engine, answers = models[0], models[0].engine(EngineConfig(num_blocks=40)), RecordedAnswers()
+    engine.listeners.append(answers.push)
+    prompts = {f"{thread}-{number}": [thread + 1, number + 1] for thread in range(4) for number in range(5)}
+
+    def serve(thread):
+        for request_id, prompt in prompts.items():
+            if request_id.startswith(f"{thread}-"):
+                engine.add_request(prompt, PARAMS, request_id=request_id)
+                while engine.scheduler.is_unfinished(request_id):
+                    engine.step()
+
+    threads = [threading.Thread(target=serve, args=[thread]) for thread in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for request_id, prompt in prompts.items():
+        assert answers.of(request_id, 0) == model.expected_answer(prompt, PARAMS)
+
+
+def test_events_without_steps_do_not_accumulate(models):
+    """Requests are added and aborted, but no step is run. Records without a step list the events."""
+    engine, records = models[0].engine(EngineConfig(num_blocks=40)), []
+    engine.listeners.append(records.append)
+    for _ in range(3 * MAX_PENDING_EVENTS):
+        engine.abort(engine.add_request([3], PARAMS))
+    pending = engine._recorder.pending
+    assert len(pending.arrived) + len(pending.aborts) <= MAX_PENDING_EVENTS
+    engine.step()
+    assert [record.step for record in records] == list(range(len(records)))
+    arrived = [arrival.request_id for record in records for arrival in record.arrived]
+    assert arrived == [request_id for record in records for request_id in record.aborted]
+    assert len(set(arrived)) == 3 * MAX_PENDING_EVENTS
+
+
+def test_an_id_used_again_before_the_next_step_names_two_requests(models):
+    engine, records = models[0].engine(EngineConfig(num_blocks=40)), []
+    engine.listeners.append(records.append)
+    for prompt in [3], [4, 5], [6, 7, 8]:
+        engine.add_request(prompt, PARAMS, request_id="again")
+        if len(prompt) < 3:
+            engine.abort("again")
+    engine.step()
+    assert [[arrival.num_prompt_tokens for arrival in record.arrived] for record in records] == [[1], [2], [3]]
+    assert [record.aborted for record in records] == [["again"], ["again"], []]
 
 
 def test_completions_have_different_random_streams():

@@ -1,5 +1,6 @@
 """LLM.stream: deltas, several streams at once, closed streams, and calls from several threads."""
 
+import asyncio
 import gc
 import threading
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from support.llm_cases import answer_of, sampling_params, token_ids
 
-from minillm import BusyError, SamplingParams
+from minillm import SamplingParams
 
 
 @settings(max_examples=30)
@@ -33,7 +34,12 @@ def test_a_stream_ends_when_its_request_is_aborted(llm):
     next(stream)
     (request_id,) = {sequence.request_id for sequence in llm.engine.scheduler.running}
     llm.engine.abort(request_id)
-    assert len(list(stream)) < 5
+    deltas = list(stream)
+    assert len(deltas) < 5
+    assert [(delta.completion, delta.token_id, delta.text, delta.finish_reason) for delta in deltas[-2:]] == [
+        (0, None, "", "abort"),
+        (1, None, "", "abort"),
+    ]
     assert llm.engine.scheduler.blocks.num_held == 0
 
 
@@ -102,25 +108,42 @@ def test_a_stream_closed_during_a_step_ends_before_the_next_step(llm):
     assert llm.engine.scheduler.blocks.num_held == 0
 
 
-def test_concurrent_calls_are_served_or_refused(llm):
-    """Each call from four threads returns the expected answer or raises BusyError."""
+def test_calls_of_several_threads_are_served_in_the_same_batches(llm):
     params = SamplingParams(max_tokens=8, temperature=1, seed=3, ignore_eos=True)
     prompts = [[n, n + 1, n + 2] for n in range(4)]
     expected = [answer_of(llm.generate([prompt], params)[0]) for prompt in prompts]
-    is_expected, is_busy_error = [], []
+    answers, batch_sizes = [[] for _ in prompts], []
+    llm.engine.listeners.append(lambda record: batch_sizes.append(len(record.chunks)))
 
-    def call(n):
-        for _ in range(30):
-            try:
-                is_expected.append(answer_of(llm.generate([prompts[n]], params)[0]) == expected[n])
-            except BusyError as error:
-                is_busy_error.append("another thread's request is running" in str(error))
+    def generate(n):
+        for _ in range(10):
+            answers[n].append(answer_of(llm.generate([prompts[n]], params)[0]))
 
-    threads = [threading.Thread(target=call, args=[n]) for n in range(4)]
+    def stream(n):
+        for _ in range(10):
+            deltas = list(llm.stream(prompts[n], params))
+            assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
+            text = "".join(delta.text for delta in deltas)
+            logprobs = [delta.logprob for delta in deltas] if params.logprobs else None
+            answers[n].append(([delta.token_id for delta in deltas], logprobs, text, deltas[-1].finish_reason))
+
+    threads = [threading.Thread(target=stream if n % 2 else generate, args=[n]) for n in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert is_expected
-    assert all(is_expected)
-    assert all(is_busy_error)
+    llm.engine.listeners.pop()
+    assert answers == [[answer] * 10 for answer in expected]
+    assert max(batch_sizes) > 1
+    assert not llm.engine.has_unfinished
+
+
+def test_coroutines_can_generate_at_once(llm):
+    params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+    prompts = [[n, n + 1, n + 2] for n in range(4)]
+
+    async def generate_all():
+        return await asyncio.gather(*(asyncio.to_thread(llm.generate, prompt, params) for prompt in prompts))
+
+    outputs = [output for (output,) in asyncio.run(generate_all())]
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in llm.generate(prompts, params)]

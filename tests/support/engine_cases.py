@@ -74,9 +74,13 @@ class RecordedAnswers:
     def __init__(self):
         self.tokens, self.logprobs = defaultdict(list), defaultdict(list)
         self.texts, self.reasons, self.exceptions = defaultdict(str), {}, {}
+        self.last_record = None
 
     def push(self, record):
-        """Add the tokens and the finish reasons of one step."""
+        """Add the tokens and the finish reasons of one step, unless the engine repeats the step's record."""
+        if record is self.last_record:
+            return
+        self.last_record = record
         for chunk in record.chunks:
             for token in chunk.sampled:
                 key = chunk.request_id, token.completion

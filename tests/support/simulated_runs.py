@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from minillm.engine import EngineConfig
 from minillm.engine.block_allocator import BlockAllocator
-from minillm.engine.recording import StepRecorder
+from minillm.engine.recording import Abort, StepRecorder
 from minillm.engine.scheduler import POLICIES, Scheduler
 from minillm.engine.sequence import Sequence as EngineSequence
 from minillm.trace import STAGES, Arrival, RunFacts, SampledToken, Trace
@@ -60,10 +60,11 @@ def simulate(
         requests = [(time, sequence) for time, sequence in requests if time > number]
         for sequence in arriving:
             scheduler.add(sequence)
-            recorder.arrived.append(arrival(sequence))
+            recorder.pending.arrived.append(arrival(sequence))
         if scheduler.running and random.random() < 0.005:
             aborted = random.choice(scheduler.running)
-            recorder.finished += scheduler.end(aborted.request_id, "abort")
+            finished = scheduler.end(aborted.request_id, "abort")
+            recorder.pending.aborts.append(Abort(aborted.request_id, finished))
         plan = scheduler.schedule()
         recorder.scheduled(plan, scheduler)
         for chunk in plan.chunks:
@@ -76,6 +77,7 @@ def simulate(
                 chunk.sampled.append(token)
         scheduler.commit(plan, [chunk.sampled for chunk in plan.chunks])
         record = recorder.complete(plan.finished)
+        recorder.next_step()
         record.time, record.milliseconds = float(number), dict.fromkeys(STAGES, 1.0)
         trace.append(record)
         number += 1

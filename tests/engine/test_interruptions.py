@@ -1,0 +1,126 @@
+"""Exceptions that arrive at any line of the engine: afterwards every answer is right, or its request failed by name."""
+
+import os
+import sys
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+from support.engine_cases import RecordedAnswers
+
+import minillm
+from minillm import EngineConfig, SamplingParams
+
+PACKAGE = Path(minillm.__file__).parent
+TRACED = [str(PACKAGE / name) for name in ("engine", "llm.py", "outputs.py")]
+EVERY_VISIT = "MINILLM_EVERY_LINE" in os.environ  # interrupt each visit of each line, instead of two visits of each
+
+
+class Interruption(BaseException):
+    """What the tests raise. Nothing in the package catches it by name."""
+
+
+class Interrupter:
+    """Raises Interruption at one visit of one line in the traced files, or counts all visits.
+
+    Parameters
+    ----------
+    at : the file, line and number of the visit; None to count.
+    """
+
+    def __init__(self, at=None):
+        self.at, self.has_raised = at, False
+        self.visits = {}
+
+    def __enter__(self):
+        sys.settrace(self.trace)
+        return self
+
+    def __exit__(self, *_):
+        sys.settrace(None)
+
+    def trace(self, frame, event, argument):
+        if event == "call":
+            return self.trace if frame.f_code.co_filename.startswith(tuple(TRACED)) else None
+        if event == "line":
+            line = frame.f_code.co_filename, frame.f_lineno
+            visit = self.visits[line] = self.visits.get(line, 0) + 1
+            if self.at == (*line, visit):
+                self.has_raised = True
+                raise Interruption
+        return self.trace
+
+    def places(self):
+        """Return the places at which to raise: the first and the last visit of each line, or every visit."""
+        for line, number in self.visits.items():
+            for visit in range(1, number + 1) if EVERY_VISIT else sorted({1, number}):
+                yield (*line, visit)
+
+
+def attempt(call, is_done):
+    """Call, and call again if the first call was interrupted before it took effect."""
+    try:
+        return call()
+    except Interruption:
+        return None if is_done() else call()
+
+
+PROMPT = [3, 4, 5, 6, 7, 8]
+REQUESTS = {  # the second shares its prompt with the first, and forks in the middle of a block
+    "a": SamplingParams(max_tokens=9, temperature=1, seed=1, logprobs=True, ignore_eos=True),
+    "b": SamplingParams(max_tokens=7, temperature=1, seed=2, logprobs=True, ignore_eos=True, n=2),
+    "c": SamplingParams(max_tokens=9, temperature=1, seed=3, logprobs=True, ignore_eos=True),
+}
+
+
+def serve(engine, interrupter):
+    """Serve REQUESTS and repeat what was interrupted; return the recorded answers. One request is aborted midway."""
+    answers = RecordedAnswers()
+    engine.listeners.append(answers.push)
+    with interrupter:
+        for request_id, params in (REQUESTS | {"aborted": REQUESTS["a"]}).items():
+            attempt(
+                partial(engine.add_request, PROMPT, params, request_id=request_id),
+                partial(engine.scheduler.is_unfinished, request_id),
+            )
+        for number in count():
+            attempt(engine.step, lambda: True)
+            if number == 3:
+                attempt(partial(engine.abort, "aborted"), lambda: not engine.scheduler.is_unfinished("aborted"))
+            if not attempt(partial(getattr, engine, "has_unfinished"), lambda: False):
+                break
+        attempt(engine.step, lambda: True)
+    engine.step()  # delivers what an interruption may have left
+    return answers
+
+
+def check_blocks(engine):
+    blocks = engine.scheduler.blocks
+    assert blocks.num_held == 0
+    assert blocks.references == [0] * blocks.num_blocks
+    assert sorted([*blocks._free, *blocks.cached]) == list(range(blocks.num_blocks))
+    assert not engine._requests
+
+
+def test_an_exception_at_any_line_of_a_step_leaves_every_answer_right(models):
+    """The pool is small, so that sequences are preempted, share blocks, copy them and evict cached ones."""
+    model, config = models[0], EngineConfig(num_blocks=14, block_size=4, max_batch_tokens=8, max_sequences=4)
+    expected = {
+        (request_id, completion): model.expected_answer(PROMPT, params, completion)
+        for request_id, params in REQUESTS.items()
+        for completion in range(params.n)
+    }
+    counting = Interrupter()
+    serve(model.engine(config), counting)
+    places = list(counting.places())
+    assert len(places) > 400
+    num_raised = 0
+    for place in places:
+        engine, interrupter = model.engine(config), Interrupter(place)
+        answers = serve(engine, interrupter)
+        num_raised += interrupter.has_raised
+        for (request_id, completion), answer in expected.items():
+            assert answers.of(request_id, completion) == answer, place
+        assert answers.reasons["aborted", 0] == "abort", place
+        check_blocks(engine)
+    assert num_raised == len(places)
