@@ -1,4 +1,4 @@
-"""Fixtures for the tests of the exercises. The fixture `exercises` is the module `exercises.py` of the test's lesson.
+"""Fixtures for tests of the exercises. The fixture `exercises` is the `exercises.py` module of the test's lesson.
 
 pytest lessons/01_tokens              # test your functions
 pytest lessons/01_tokens --answers    # test the library's functions instead
@@ -20,7 +20,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def exercises(request: pytest.FixtureRequest) -> ModuleType:
-    """Load the lesson's `exercises.py`. With --answers, replace its functions by the ones that its `ANSWERS` names."""
+    """Load the lesson's `exercises.py`. With --answers, use the library functions named in its `ANSWERS`."""
     path = request.path.with_name("exercises.py")
     spec = importlib.util.spec_from_file_location(f"exercises of {path.parent.name}", path)
     assert spec is not None, f"{path} is not a Python file"

@@ -2,7 +2,7 @@
 
 python lessons/render.py             # all lessons
 python lessons/render.py 01 03       # lessons 1 and 3
-python lessons/render.py --check     # write nothing; print the differences, and fail if there are any
+python lessons/render.py --check     # write nothing; print the differences, and fail if a page differs
 """
 
 import argparse
@@ -41,12 +41,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def choose(lessons: list[Path], names: list[str]) -> list[Path]:
-    """Return the lessons of these names ('1', '01', '01_tokens', 'lessons/01_tokens'), or all if there are no names.
+    """Return the lessons with these names ('1', '01', '01_tokens', 'lessons/01_tokens'), or all if no names are given.
 
     Raises
     ------
     LessonError
-        There is no lesson of a given name.
+        A name matches no lesson.
     """
     by_name = {folder.name: folder for folder in lessons}
     by_name |= {folder.name[:2]: folder for folder in lessons}
@@ -58,7 +58,7 @@ def choose(lessons: list[Path], names: list[str]) -> list[Path]:
 
 
 def update(folder: Path, check: bool) -> int:
-    """Run one lesson, and write its page or compare it with the page on disk. Return the exit status."""
+    """Run one lesson, then write its page or compare the page with the one on disk. Return the exit status."""
     start = time.perf_counter()
     page = render(folder)
     duration = f"({time.perf_counter() - start:.1f} s)"

@@ -59,16 +59,24 @@ print(while_loading, listener.compilations - while_loading)
 """
 
 
-def test_kernels_are_compiled_once_and_before_the_first_request(model_file, tmp_path):
-    script = tmp_path / "use_everything.py"
+@pytest.fixture(scope="module")
+def first_run(model_file, tmp_path_factory):
+    """A process that has used everything with an empty cache of kernels, and the folder of this cache."""
+    folder = tmp_path_factory.mktemp("first_run")
+    script = folder / "use_everything.py"
     script.write_text(USE_EVERYTHING, encoding="utf-8")
-    runs = [run(script, model_file, NUMBA_CACHE_DIR=str(tmp_path / "kernels")) for _ in range(2)]
-    first, second = ([int(n) for n in process.stdout.split()] for process in runs)
-    assert first[0] > 0
-    assert first[1] == 0
-    assert second == [0, 0]
-    assert runs[0].stderr.count("compiling the kernels for this machine") == 1
-    assert runs[1].stderr == ""
+    return run(script, model_file, NUMBA_CACHE_DIR=str(folder / "kernels")), folder
+
+
+def test_kernels_are_compiled_once_and_before_the_first_request(model_file, first_run):
+    first, folder = first_run
+    second = run(folder / "use_everything.py", model_file, NUMBA_CACHE_DIR=str(folder / "kernels"))
+    while_loading, later = map(int, first.stdout.split())
+    assert while_loading > 0
+    assert later == 0
+    assert second.stdout.split() == ["0", "0"]
+    assert first.stderr.count("compiling the kernels for this machine") == 1
+    assert second.stderr == ""
 
 
 ONE_KERNEL = """
@@ -140,10 +148,12 @@ except SlowThreadsWarning as warning:
 """
 
 
-def test_slow_threads_cause_one_warning_per_model_and_give_the_same_bits(model_file, tmp_path):
+def test_slow_threads_cause_one_warning_per_model_and_give_the_same_bits(model_file, first_run, tmp_path):
     script = tmp_path / "answer_twice.py"
     script.write_text(ANSWER_TWICE, encoding="utf-8")
-    slow, fast = run(script, model_file, NUMBA_THREADING_LAYER="workqueue"), run(script, model_file)
+    kernels = str(first_run[1] / "kernels")  # compiled already
+    slow = run(script, model_file, NUMBA_CACHE_DIR=kernels, NUMBA_THREADING_LAYER="workqueue")
+    fast = run(script, model_file, NUMBA_CACHE_DIR=kernels)
     assert slow.stderr.count("SlowThreadsWarning: ") == 1
     assert slow.stderr.startswith(f"{script}:5: ")  # the line that makes the model
     assert "SlowThreadsWarning" not in fast.stderr
@@ -184,9 +194,10 @@ def test_a_debugger_stops_inside_attention(model_file, environment, options, sto
         assert file in output
 
 
-def test_without_the_compiler_the_answer_is_the_same(model_file):
+def test_without_the_compiler_the_answer_is_the_same(model_file, first_run):
     arguments = ["examples/generate.py", "--model", model_file, "--raw", "hello", "--max-tokens", "6"]
-    compiled, interpreted = run(*arguments), run(*arguments, NUMBA_DISABLE_JIT="1")
+    compiled = run(*arguments, NUMBA_CACHE_DIR=str(first_run[1] / "kernels"))
+    interpreted = run(*arguments, NUMBA_DISABLE_JIT="1")
     assert interpreted.stdout.splitlines()[0] == compiled.stdout.splitlines()[0]
     assert interpreted.stderr == ""
 

@@ -12,8 +12,8 @@ ANSWERS = {
 def tile_rows(matrix: np.ndarray, block_size: int) -> np.ndarray:
     """Arrange a matrix [O, I] in tiles of 64 rows: [O/64, I/Q, Q, 64], where Q is `block_size`.
 
-    `tile_rows(matrix, Q)[t, b, q, lane]` is `matrix[64 * t + lane, Q * b + q]`. If O is not a multiple of 64, or I not
-    a multiple of Q, pad the last tile and the last block with zeros. The result has the dtype of the matrix and is
+    `tile_rows(matrix, Q)[t, b, q, lane]` is `matrix[64 * t + lane, Q * b + q]`. If O is not a multiple of 64, or I is
+    not a multiple of Q, pad the last tile and the last block with zeros. The result has the dtype of the matrix and is
     contiguous in memory (C order), because a SIMD load reads adjacent numbers.
     """
     raise NotImplementedError("your turn")

@@ -13,18 +13,18 @@ ANSWERS = {
 
 
 def from_chunks(chunks: Sequence[Chunk], block_size: int) -> Batch:
-    """Lay S chunks of T tokens in total end to end, and return `Batch(token_ids, positions, slots, ...)`.
+    """Lay the T tokens of S chunks end to end, and return `Batch(token_ids, positions, slots, ...)`.
 
     Parameters
     ----------
-    chunks : each has `token_ids`, `start` and `block_tables`. `start` is the position of the first token in its
+    chunks : each chunk has `token_ids`, `start` and `block_tables`. `start` is the position of the first token in its
         sequence. `block_tables[0]` lists the sequence's blocks: position p is stored in block
         `block_tables[0][p // block_size]`, at offset `p % block_size`.
     block_size : positions per block.
 
     Returns
     -------
-    A Batch of these arrays. The leading 1 is the number of KV-cache groups; lesson 8 explains models with several.
+    A Batch of the arrays below. The leading 1 is the number of KV-cache groups; lesson 8 covers models with several.
 
     token_ids, positions : int32 [T], one entry per token, in the order of the chunks.
     slots : int64 [1, T], `block * block_size + offset` of each token.
@@ -42,7 +42,7 @@ def from_chunks(chunks: Sequence[Chunk], block_size: int) -> Batch:
 
 
 def schedule(self: Scheduler) -> StepPlan:
-    """Decide the next step, as a method of `Scheduler`: create a `StepPlan()`, fill it and return it.
+    """Decide the next step: create a `StepPlan()`, fill it and return it. This is a method of `Scheduler`.
 
     Three methods fill a plan. Each one stops when the step's token budget is used up:
 
@@ -56,7 +56,7 @@ def schedule(self: Scheduler) -> StepPlan:
     "continuous" : admit sequences in every step.
     "chunked" : call all three methods in every step: first decodes, then prompts in progress, then new prompts.
 
-    Under "static" and "continuous", prompts come first: sequences decode only in a step that computes no prompt. Check
-    whether `plan.chunks` is still empty. `self.running` lists the running sequences.
+    Under "static" and "continuous", prompts come first: sequences decode only in a step that computes no prompt. So
+    check whether `plan.chunks` is still empty. `self.running` lists the running sequences.
     """
     raise NotImplementedError("your turn")

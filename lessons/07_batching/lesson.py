@@ -1,12 +1,12 @@
 # %% [markdown]
 # # 7. Batching
 #
-# **Why does serving 16 people cost little more than serving one? Static or continuous?**
+# **Why does serving 16 users cost little more than serving one? Should batches be static or continuous?**
 #
-# Lesson 5 ended with a hope: once weights have been read from memory, they can serve every request that needs a token.
-# Here we test it. First we measure time: batching helps up to a limit, and the limit is not where one might expect it.
-# Then we let requests arrive and finish at different times: a batch that waits for its longest answer loses most of the
-# gain.
+# Lesson 5 ended with an idea: once the weights have been read from memory, every request that needs a token can use
+# them. Here we test this idea. First we measure how long a step takes. Batching helps up to a limit, which is lower
+# than one might expect. Then we serve requests with answers of different lengths. A batch that waits for its longest
+# answer loses most of the gain.
 
 # %%
 import numpy as np
@@ -36,14 +36,15 @@ except ImportError:
 # %% [markdown]
 # ## One step for all requests
 #
-# An engine is a loop around the forward pass of lesson 2. Requests can be added at any time. Each iteration, or *step*,
-# advances some of them and returns a record of what it did. This is the whole step:
+# An engine is a loop around the forward pass of lesson 2. Requests can be added at any time. Each iteration, called a
+# *step*, advances some of the requests and returns a record of the step. This is the code of one step:
 #
 # {{ source: minillm.engine.Engine.step }}
 #
-# The scheduler handles requests and uses no model; the transformer handles a batch and no requests. A plan connects
-# them: it lists the sequences that advance, each with a number of tokens. The batch contains the plan's tokens, laid
-# end to end. Here is a step that computes one prompt while two other requests decode. We stop it after the batch:
+# The scheduler handles requests and does not use the model; the transformer handles a batch and does not use requests.
+# A *step plan* connects them: it lists the sequences that advance and the number of tokens for each. The batch contains
+# the plan's tokens, laid end to end. We build the batch of a step that computes one prompt while two other requests
+# decode:
 
 # %%
 from minillm.model.batch import Batch
@@ -60,12 +61,12 @@ batch = Batch.from_plan(plan, engine.kv_cache.block_size)
 print(plan)
 for name in ("token_ids", "positions", "query_starts"):
     print(f"{name:13}", getattr(batch, name).tolist())
-print("block_tables ", batch.block_tables[0].tolist())  # one per sequence; lesson 8 has models with several
+print("block_tables ", batch.block_tables[0].tolist())  # one table per sequence; lesson 8 has models with several
 
 # %% [markdown]
-# Eight tokens, three sequences, and no padding. Nothing in the batch marks the first two sequences as decoding and the
-# third as prefill. A matrix product treats all eight rows alike. Attention finds the earlier tokens of each row through
-# the block table of its own sequence, so no sequence reads another's keys.
+# The batch has eight tokens from three sequences, and no padding. Nothing in it marks the first two sequences as
+# decoding and the third as prefill. A matrix product treats all eight rows alike. Attention finds the earlier tokens of
+# each row through the block table of the row's sequence, so no sequence reads the keys of another.
 #
 # ## Sixteen at once
 #
@@ -113,17 +114,18 @@ if plt:
     plots.decode_rate(axes, {"measured": {S: 1000 * S / ms for S, ms in measured.items()}}, limit)
 
 # %% [markdown]
-# The last column is the good news: the more sequences share a step, the more tokens per second the machine generates.
-# But does a step for sixteen cost "little more" than a step for one? Compare the two columns before it. While memory
-# limits a step, another sequence is nearly free. But on a machine with few cores, and with weights of about five bits,
-# a few sequences already use up the arithmetic (the corner of the upper line). From there on, twice the sequences take
-# twice the time. They are no slower than if they had run one after another, but they gain nothing more.
+# The last column shows the gain: the more sequences share a step, the more tokens per second the machine generates. But
+# does a step for sixteen sequences cost "little more" than a step for one? The columns *limited by* and *vs. one alone*
+# give the answer. While memory limits a step, another sequence is nearly free. But on a machine with few cores, and
+# with weights of about five bits, a few sequences already use all of the arithmetic (the corner of the upper line).
+# Beyond this corner, the shortest possible time of a step doubles when the number of sequences doubles, so the roofline
+# allows no further gain.
 #
 # ## Where batching stops helping
 #
-# So the answer depends on two ratios: the operations that *the machine* can do per byte it reads, and the bytes that *a
-# weight* takes. We can change the second. For one matrix in three formats, how much do `T` rows cost, compared with
-# one?
+# The limit depends on two numbers: how many operations *the machine* can do per byte it reads, and how many bytes *a
+# weight* takes. We can change the second number. How much longer does a product with `T` rows take than a product with
+# one row? We measure one matrix in three formats:
 
 # %% tags=["timing"]
 from time import perf_counter
@@ -154,14 +156,14 @@ for name, weights in forms.items():
 
 # %% [markdown]
 # The wider the weights, the less another row costs. (Costs rise before the roofline's corner, because a real kernel
-# cannot keep both memory and arithmetic fully busy there.) Quantization made the *first* sequence cheap by removing
-# bytes. But those bytes were also the waiting time in which further sequences could be computed for free. This is no
-# argument against fewer bits: compare the milliseconds at the ends of the lines. But "sixteen for the price of one" and
-# "4 bits are several times as fast" both draw on the same idle arithmetic, and it can be used only once.
+# cannot keep both memory and arithmetic fully busy there.) Quantization made the *first* row cheap by removing bytes.
+# But while those bytes were read, the cores had time to compute more rows for free. This is no argument against fewer
+# bits, as the milliseconds in the last two columns show. But batching and quantization use the same idle arithmetic,
+# and it can be used only once.
 #
-# The first ratio belongs to the machine, and accelerators are built differently. We evaluate the same two functions
-# with the numbers in the data sheet of an [H100](https://www.nvidia.com/en-us/data-center/h100/) and of Llama 3.1 8B in
-# 16 bits ([table 3](https://arxiv.org/abs/2407.21783)), with a context of 1,024 tokens per sequence:
+# The first number depends on the machine, and accelerators can do far more operations per byte. We evaluate the same
+# two functions for Llama 3.1 8B in 16 bits ([table 3](https://arxiv.org/abs/2407.21783)) on an H100 ([data
+# sheet](https://www.nvidia.com/en-us/data-center/h100/)), with a context of 1,024 tokens per sequence:
 
 # %%
 from minillm.model.config import ModelConfig
@@ -169,7 +171,7 @@ from minillm.trace.roofline import Roofline, head_flops, layer_flops
 
 h100 = Roofline(bandwidth=3.35e12, peak=989e12)
 llama = ModelConfig("llama", 128256, 4096, 14336, 32, 32, num_kv_heads=8, head_dim=128, context_length=131072)
-llama_bytes = layer_flops(llama) + head_flops(llama)  # 2 operations per weight, and 2 bytes
+llama_bytes = layer_flops(llama) + head_flops(llama)  # 2 bytes per weight, and also 2 operations
 llama_kv = 2 * 32 * 8 * 128 * 2
 print("sequences best ms/step         vs. one alone        tokens/s     memory, GB")
 works = {S: decode_work(llama, llama_bytes, llama_kv, [1024] * S) for S in (1, 4, 16, 64, 256, 1024)}
@@ -179,15 +181,16 @@ for S, work in works.items():
     print(f"{S:9} {1000 * seconds:12.2f} {ratio:20.2f}x {S / seconds:15,.0f} {work.num_bytes / 1e9:14.1f}")
 
 # %% [markdown]
-# *This* machine confirms the claim in the title: sixteen sequences cost an eighth more than one. Even 64 cost only half
-# as much again, and the extra time is not arithmetic. It goes into reading their keys and values, which sequences do
-# not share (lesson 5). The last line does not fit into the card's 80 GB at all. A serving system fills its batch until
-# *memory* is full. Lesson 8 shows how to waste none of it.
+# On *this* machine, a step for sixteen sequences takes only an eighth longer than a step for one. Even a step for 64
+# sequences takes only about half as long again. The extra time is spent on reading keys and values, which sequences do
+# not share (lesson 5). The last line needs more memory than the 80 GB of the card. A serving system therefore fills its
+# batch until *memory* is full. Lesson 8 shows how to waste almost none of it.
 #
 # ## Does batching change my answer?
 #
-# In a batch, my tokens are rows among other users' rows. In minillm this changes no bit of the result; lesson 6 showed
-# why. We run sixteen requests with random sampling, first one at a time and then all together:
+# In a batch, the tokens of your request are rows among the rows of other requests. In minillm, this does not change a
+# single bit of the result; lesson 6 showed why. We run sixteen requests with random sampling, first one at a time and
+# then all together:
 
 # %%
 openings = [f"{place} is known for" for place in ("Paris", "Rome", "Cairo", "Oslo", "Lima", "Delhi", "Kyoto", "Quito")]
@@ -202,23 +205,23 @@ print(openings[8] + together[8].text)
 # %% [markdown]
 # ## Static or continuous?
 #
-# So far we have looked at one step. Now we look at many. *Static* batching works like a ferry: wait for passengers,
-# take as many as there are places, cross, and come back. Neural networks were served this way for years. But answers
-# end at different times, and their lengths are not known in advance. *Continuous* batching ([Yu et al.
+# So far we have looked at a single step. Now we look at many. *Static* batching works like a ferry: it waits for
+# passengers, crosses with them, and takes no others until it has returned. Neural networks were served this way for
+# years. But answers differ in length, and their lengths are not known in advance. *Continuous* batching ([Yu et al.
 # 2022](https://www.usenix.org/conference/osdi22/presentation/yu)) works like a bus: at *every* step, finished sequences
-# leave and waiting ones join. In the scheduler, the difference takes a few lines:
+# leave and waiting sequences join. In the scheduler, the difference takes a few lines:
 #
 # {{ source: minillm.engine.scheduler.Scheduler.schedule }}
 #
-# (`chunked`, the default, goes one step further than `continuous`; lesson 9 covers it.) We serve twelve requests, at
-# most four at once. Each column is a step and each row a request: `#` prefill, `=` decode, `.` waiting.
+# (Lesson 9 covers `chunked`, the default, which also splits prompts.) We serve twelve requests, at most four at a time.
+# In the charts, each column is a step and each row is a request: `#` is prefill, `=` is decode, and `.` is waiting.
 
 # %%
 lengths = (40, 6, 10, 8, 12, 36, 4, 8, 6, 10, 28, 5)
 
 
 def workload():
-    """Yield twelve requests whose answers have these lengths."""
+    """Yield twelve requests with answers of these lengths."""
     for n, length in enumerate(lengths):
         params = SamplingParams(temperature=0.8, seed=n, max_tokens=length, ignore_eos=True)
         yield llm.encode(openings[n]), params
@@ -240,10 +243,10 @@ for policy, trace in traces.items():
         print(f"{n:3} {row}")
 
 # %% [markdown]
-# Only the order has changed. Request 1 has six tokens, which are ready after six steps under both policies. Request 11
-# has five tokens, but under *static* it waits for two batches, each as long as its longest answer. In the lower chart,
-# a `.` in the middle of a row is in the same column as a `#` in another: while a prompt is computed, no sequence
-# decodes. Here such a step has few tokens; long prompts make the delay noticeable (lesson 9).
+# Only the order of the work has changed. Request 1 has six tokens, which are ready after six steps under both policies.
+# Request 11 has five tokens, but under *static* it waits for two batches, each as long as its longest answer. In the
+# lower chart, wherever a row has a `.` in its middle, another row has a `#` in the same column: while a prompt is
+# computed, no sequence decodes. The prompts here are short; long prompts make the delay noticeable (lesson 9).
 
 # %%
 print("request           ", *(f"{n:3}" for n in range(len(lengths))), "  mean")
@@ -266,14 +269,15 @@ for policy, trace in traces.items():
     print(f"{policy:10} {metrics.seconds:5.2f} s, {metrics.throughput:5.0f} tokens/s")
 
 # %% [markdown]
-# In seconds, the gain is smaller than in steps, for the reason seen above: on a CPU, a step with four sequences costs
-# more than a step with one, so the half-empty steps of *static* are also cheap. On a machine where all steps cost the
-# same, the number of steps *is* the time.
+# In seconds, the gain is smaller than in steps. On a CPU, a step with four sequences takes longer than a step with one,
+# as we saw above, so the half-empty steps of *static* are also short. If all steps took the same time, the gain in
+# seconds would equal the gain in steps.
 #
 # ## How much is continuous batching worth?
 #
-# The gain must depend on how much the lengths of the answers differ; if they are equal, there is none. Simulating a
-# thousand cases needs no model. The scheduler works with integers only, so we give it sampled tokens that are all 0:
+# The gain depends on how much the answers differ in length; if all lengths are equal, there is no gain. We measure it
+# for 512 requests per distribution of lengths, without a model. The scheduler works with integers only, so we give it
+# sampled tokens that are all 0:
 
 # %%
 from minillm.engine.block_allocator import BlockAllocator
@@ -283,7 +287,7 @@ from minillm.trace import SampledToken
 
 
 def steps_taken(policy, lengths, max_sequences):
-    """Return the steps until requests with answers of these lengths, all waiting from the start, have finished."""
+    """Return the number of steps that answers of these lengths take if all requests wait from the start."""
     blocks = BlockAllocator(num_blocks=10_000, block_size=16)
     scheduler = Scheduler(blocks, policy=policy, max_sequences=max_sequences, prefix_caching=False)
     for n, length in enumerate(lengths):
@@ -326,10 +330,10 @@ if plt:
     axes.set_title("Tokens per step when answers differ in length")
 
 # %% [markdown]
-# With equal lengths, all policies use every place, as they should. With many short answers and a few long ones,
-# *static* leaves two out of three places empty, and larger batches make it worse. We can compute how much: the longest
-# of `n` geometric lengths is on average 1 + 1/2 + ... + 1/n times their mean. So `n` divided by that sum is the number
-# of tokens per step.
+# With equal lengths, all policies use every place in the batch, as they should. With many short answers and a few long
+# ones, *static* leaves about two out of three places empty, and larger batches have a larger empty share. We can
+# predict this share: a static batch runs as long as its longest answer, and the longest of `n` geometric lengths is on
+# average 1 + 1/2 + ... + 1/n times their mean. So the number of tokens per step is `n` divided by that sum.
 
 # %%
 print("max_sequences   static, predicted   measured")
@@ -337,39 +341,41 @@ for n, measured in zip(sizes, per_step["geometric, mean 32", "static"], strict=T
     print(f"{n:13} {n / sum(1 / k for k in range(1, n + 1)):19.2f} {measured:10.2f}")
 
 # %% [markdown]
-# *Continuous* also stays below the dotted line, and further below with larger batches. The chart above shows why:
-# whenever a sequence joins, the others wait for a step, and in a larger batch sequences join more often. (Here each
-# prompt is one token, and a step for a prompt alone counts as much as any other. Prompts that share a step with
-# decodes, as under *chunked*, delay no sequence.) *Chunked* falls short of the dotted line only at the end, when no
-# requests are left to fill the free places.
+# *Continuous* also stays below the dotted line, and the distance grows with the batch. The chart of twelve requests
+# shows why: whenever a sequence joins, the others wait for a step, and sequences join a larger batch more often. (Here
+# each prompt is one token, and a step that computes only a prompt counts as much as any other step.) Under *chunked*,
+# prompts share their steps with decodes and delay no sequence. *Chunked* falls short of the dotted line only at the
+# end, when no waiting requests are left to fill the free places.
 #
-# Is this fair? All rows of a step are computed together and finish at the same time. So a *longer* answer in the batch
-# delays no other sequence; only a *fuller* batch does. Fewer sequences per batch give the shortest time between two
-# tokens; more give the most tokens per second. `max_sequences` sets this trade-off, and only you can choose it.
+# Is batching fair? All rows of a step are computed together and finish at the same time. So a *longer* answer in the
+# batch delays no other sequence; only a *fuller* batch does. Small batches give a short time between two tokens; large
+# batches give more tokens per second. `max_sequences` sets this trade-off, and its best value depends on the service.
 #
 # ## What production systems do differently
 #
 # - **Continuous batching is standard.** Orca introduced it as *iteration-level scheduling* ([Yu et al.
 #   2022](https://www.usenix.org/conference/osdi22/presentation/yu)) and reports 36.9 times the throughput of
 #   FasterTransformer on a model of GPT-3's size, at the same latency. TensorRT-LLM calls it [in-flight
-#   batching](https://nvidia.github.io/TensorRT-LLM/features/paged-attention-ifb-scheduler.html), and needs its inputs
-#   packed without padding, as ours are.
+#   batching](https://nvidia.github.io/TensorRT-LLM/features/paged-attention-ifb-scheduler.html). Its inputs must be
+#   packed without padding, as they are in minillm.
 # - **Attention in the batch.** Orca batched everything except attention, which it ran sequence by sequence (*selective
-#   batching*). Attention kernels that read block tables accept the ragged batch directly:
-#   [PagedAttention](https://arxiv.org/abs/2309.06180), [FlashInfer](https://arxiv.org/abs/2501.01005).
-# - **Some padding returns.** Launching hundreds of small GPU kernels costs more time than running them, so servers
-#   record a decode step once and replay it ([CUDA graphs](https://docs.vllm.ai/en/latest/design/cuda_graphs/)). A
-#   recording has a fixed batch size; a step of 13 is padded to the next recorded size.
-# - **The host must keep up.** A GPU step takes a few milliseconds, and scheduling in Python takes part of that. SGLang
-#   [prepares the next batch while the GPU computes the current one](https://lmsys.org/blog/2024-12-04-sglang-v0-4/).
-# - **Different bits.** Where the batch size determines the kernel, a request's bits depend on the rest of its batch.
-#   [He et al. 2025](https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/) measured how soon
-#   answers diverge.
+#   batching*). Attention kernels that read block tables, such as [PagedAttention](https://arxiv.org/abs/2309.06180) and
+#   [FlashInfer](https://arxiv.org/abs/2501.01005), accept sequences of different lengths in one batch.
+# - **Some padding returns.** Launching hundreds of small GPU kernels costs more time than running them. So servers
+#   record a decode step once and replay the recording ([CUDA
+#   graphs](https://docs.vllm.ai/en/latest/design/cuda_graphs/)). A recording has a fixed batch size, so a step with 13
+#   sequences is padded to the next recorded size.
+# - **The host must keep up.** A GPU step takes only a few milliseconds, so the time for scheduling in Python matters.
+#   SGLang [prepares the next batch while the GPU computes the current
+#   one](https://lmsys.org/blog/2024-12-04-sglang-v0-4/).
+# - **Different bits.** If the kernel depends on the batch size, the bits of an answer depend on the other requests in
+#   its batch. [He et al. 2025](https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/) measured
+#   how soon answers diverge.
 #
 # ## Exercises
 #
 # Write the functions in [exercises.py](exercises.py), and test them with `pytest lessons/07_batching`. The answer to
-# the second is quoted above.
+# the second exercise is quoted above.
 #
 # 1. `from_chunks`: lay chunks of any length end to end, and compute where each token's key and value are stored.
 # 2. `schedule`: build three policies from three methods. Which sequences may join, and which wait while a prompt is

@@ -22,7 +22,7 @@ def test_from_chunks_lays_tokens_end_to_end(exercises):
 
 
 def test_from_chunks_computes_the_slot_of_each_token(exercises):
-    # position 6 is in its sequence's second block, 0, at offset 2; positions 3 and 4 are in blocks 1 and 5
+    # position 6 is at offset 2 of block 0, the second of its sequence; positions 3 and 4 are in blocks 1 and 5
     assert exercises.from_chunks(MIXED, 4).slots.tolist() == [[28, 29, 30, 2, 7, 20]]
 
 
@@ -74,7 +74,7 @@ def test_from_chunks_rejects_invalid_chunks(exercises, chunks):
 
 @pytest.fixture
 def serve(exercises, monkeypatch):
-    """Serve prompts of given lengths with answers of given lengths; return the plans of all steps."""
+    """Return a function that serves prompts and answers of given lengths and returns the plans of all steps."""
     monkeypatch.setattr(Scheduler, "schedule", exercises.schedule)
 
     def serve(policy, requests, max_sequences=2, budget=8, late=()):
@@ -128,7 +128,7 @@ def test_schedule_continuous_computes_prompts_before_decodes(serve):
 def test_schedule_chunked_mixes_decodes_and_prompts_with_decodes_first(serve):
     plans = serve("chunked", [(2, 4)], late=[(2, 12, 2)])
     assert format_plans(plans) == "A a aB aB b"
-    assert [plan.num_tokens for plan in plans] == [2, 1, 8, 6, 1]  # the prompt gets what decodes leave of 8
+    assert [plan.num_tokens for plan in plans] == [2, 1, 8, 6, 1]  # the prompt gets the rest of the budget
 
 
 def test_schedule_chunked_continues_a_prompt_before_it_admits_another(serve):

@@ -2,10 +2,10 @@
 
 `allocate` and `copy_on_write` are methods of `minillm.engine.block_allocator.BlockAllocator`. They can use:
 
-self.block_size, self.num_available : positions per block; blocks that can be handed out.
+self.block_size, self.num_available : positions per block, and number of blocks that can be handed out.
 self.num_missing(tables, num_tokens) : how many blocks the tables lack to cover `num_tokens` positions.
-self._take(evicted) : hand out a block with one reference; if it was cached, append it to the list `evicted`.
-self._drop_reference(block) : remove one reference from a block, and free the block if that was the last.
+self._take(evicted) : hand out a block with one reference; if the block was cached, append it to the list `evicted`.
+self._drop_block_reference(block) : remove one reference from a block, and free the block if none is left.
 
 A `BlockTable` has the list `blocks` and the method `append(block)`.
 """
@@ -37,7 +37,7 @@ def allocate(self: BlockAllocator, tables: Sequence[BlockTable], num_tokens: int
 
 
 def follow(self: PrefixIndex, token_ids: Sequence[int]) -> list[Node]:
-    """Return the longest path through the tree that `token_ids` spell: the root, then one node per whole block.
+    """Return the longest path through the tree that matches `token_ids`: the root, then one node per whole block.
 
     `self.root` is the node of the empty prefix. `node.children` is a dict from the next block's tokens, as a tuple of
     `self.block_size` ids, to the child node. Only whole blocks can be found.

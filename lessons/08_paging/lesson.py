@@ -1,11 +1,11 @@
 # %% [markdown]
 # # 8. Paging
 #
-# **How do block tables end fragmentation and share prefixes?**
+# **How do block tables avoid fragmentation and let requests share a prefix?**
 #
-# Lesson 7 filled the batch until memory was full, so wasted memory means smaller batches. We first measure how much is
-# lost when every request gets one contiguous region; then we divide memory into blocks and measure again. With block
-# tables, two sequences can also list the same block, so that one reuses what the other has computed. This requires an
+# In lesson 7, memory limited the size of a batch, so wasted memory means smaller batches. We first measure how much is
+# lost when every request gets one contiguous region. Then we divide memory into blocks and measure again. Block tables
+# also let two sequences list the same block, so that one reuses what the other has computed. Sharing blocks requires an
 # index of cached prefixes, an eviction rule, and a rule for writing to shared blocks.
 
 # %%
@@ -34,10 +34,10 @@ except ImportError:
 # %% [markdown]
 # ## How much does each request need?
 #
-# Everything depends on lengths, so we use realistic ones. Microsoft has published [the lengths of 19,366
-# requests](https://github.com/Azure/AzurePublicDataset/blob/master/AzureLLMInferenceDataset2023.md) to a chat service
-# ([Patel et al. 2023](https://arxiv.org/abs/2311.18677)). Instead of the file, we use a few of its quantiles and
-# interpolate. A prompt's length is known on arrival, an answer's only when it ends.
+# Waste depends on the lengths of prompts and answers, so we use realistic ones. Microsoft has published [the lengths of
+# 19,366 requests](https://github.com/Azure/AzurePublicDataset/blob/master/AzureLLMInferenceDataset2023.md) to a chat
+# service ([Patel et al. 2023](https://arxiv.org/abs/2311.18677)). Instead of the file, we use a few of its quantiles
+# and interpolate between them. The length of a prompt is known on arrival, the length of an answer only at its end.
 
 # %%
 shares = (0, 0.05, 0.25, 0.5, 0.75, 0.95, 1)
@@ -56,14 +56,14 @@ for name, lengths in (("prompts", prompts), ("answers", answers), ("together", p
 #
 # The memory has room for 65,536 positions (8.6 GB for Llama 3.1 8B in 16 bits, 3 GB for our model in float32), and 400
 # requests wait. Each gets a contiguous region as soon as one is free, fills one more position per step, and frees the
-# region at its end. How large should the region be? We try three sizes.
+# region at its end. How large should the regions be? We try three rules.
 
 # %%
 pool = 65_536
 
 
 def contiguous(reserve):
-    """Return means while requests wait: positions (tokens, future tokens, never used, holes), and running requests."""
+    """Return means: positions with tokens, for future tokens, never used, in holes; and the number of requests."""
     waiting = list(zip(prompts.tolist(), answers.tolist(), strict=True))[::-1]
     running, seen = [], []  # running: [start, end, tokens, tokens at the end]
     while waiting:
@@ -105,18 +105,18 @@ def row(name, result):
 print(head, *(row(*item) for item in results.items()), sep="\n")
 
 # %% [markdown]
-# The first line is how models were served for years. Its 29 % is within the 20 to 38 % that [Kwon et al.
+# For years, models were served as in the first line. Its 29 % is within the 20 to 38 % that [Kwon et al.
 # 2023](https://arxiv.org/abs/2309.06180) measured in the systems of their time. Most of the memory is reserved for
-# lengths that few requests reach. But the third line is the important one: even an oracle that reserves exactly what is
-# needed leaves a quarter unused. Part of that waits for future tokens, and part is *holes* between regions, each too
-# small for the next request. This is *fragmentation*, and knowing the lengths does not prevent it.
+# lengths that few requests reach. But even an oracle that reserves exactly what is needed (the third line) leaves a
+# quarter unused. Some of this quarter is reserved for future tokens. The rest consists of *holes* between regions, each
+# too small for the next request. This is *fragmentation*, and knowing the lengths does not prevent it.
 #
 # ## Blocks
 #
-# Operating systems solved this problem in the 1960s with pages: divide memory into pieces of one size, and let a table
-# list the pieces that appear to a program as one contiguous region. A sequence's *block table* does the same (lesson
-# 4). All free blocks are equally good, so there are no holes. A sequence takes a block only when its last one is full,
-# so nothing is reserved. In minillm, this function extends the tables:
+# Operating systems solved this problem in the 1960s with pages: memory is divided into pieces of one size, and a table
+# lists the pieces that a program sees as one contiguous region. A sequence's *block table* does the same (lesson 4).
+# All free blocks are equally good, so there are no holes. A sequence takes another block only when its last one is
+# full, so nothing is reserved. In minillm, this method extends the tables:
 #
 # {{ source: minillm.engine.block_allocator.BlockAllocator.allocate }}
 #
@@ -159,16 +159,16 @@ if plt:
     figure.legend(frameon=False, ncols=4, loc="outside lower center")
 
 # %% [markdown]
-# Tokens fill 97 % of the memory instead of 29 %, and 40 requests run at once instead of 12. The remaining 3 % are the
-# unused end of each sequence's last block, half a block on average, and a reserve of 1 %. The last column is the price
-# of reserving nothing: sometimes memory *is* full, and a sequence must free its blocks and restart (lesson 9).
+# With blocks of 16, tokens fill 97 % of the memory instead of 29 %, and 40 requests run at once instead of 12. The rest
+# is a reserve of 1 % and the unused end of each sequence's last block, half a block on average. The last column is the
+# cost of reserving nothing: when memory is full, a sequence must free its blocks and restart (lesson 9).
 #
-# Why not use blocks of one token? They waste nothing, but all work per block (the lookup in attention, the reference
-# count) would be done per token. Most systems use 16 to 64.
+# Why not use blocks of one token? They waste nothing, but all work per block, such as the lookup in attention and the
+# reference count, would be done for every token. Most systems use blocks of 16 to 64 tokens.
 #
 # ## Watch the pool
 #
-# Now we run the model on three requests, in a pool of 16 blocks of 4 positions. Letters mark each request's blocks.
+# Now we run the model on three requests, in a pool of 16 blocks of 4 positions. Letters mark each request's blocks:
 
 # %%
 
@@ -189,7 +189,7 @@ def run(engine):
 
 
 def pool_map(record):
-    """Return one character per block: its sequence, `*` if shared, `~` if cached, `.` if free."""
+    """Return one character per block: the request that holds it, or `*` if shared, `~` if cached, `.` if free."""
     cells = ["."] * record.pool.num_blocks
     for sequence in record.running:
         for block in sequence.block_tables[0]:
@@ -208,19 +208,20 @@ for record in trace.steps[::3]:
     print(f"step {record.step:2}  {pool_map(record)} ", {s.request_id: s.block_tables[0] for s in record.running})
 
 # %% [markdown]
-# A's table continues with blocks that B has freed. A's keys are scattered over the pool, and the answer is the same.
+# A's table continues with blocks that B has freed. A's keys are scattered over the pool, but A's answer does not
+# change.
 #
 # ## Two tables, one block
 #
 # A chat service receives much of its input again and again: the system prompt, a document, the conversation so far.
-# Keys and values depend only on the text up to their token (lesson 4). So a *full* block can serve every sequence that
-# begins with the same text, if it can be found. minillm keeps full blocks in an index, a tree. The content of a block
-# is defined by its own tokens *and all tokens before them*. So the path from the root to a node spells a prefix, and
-# the node lists its last block ([prefix_index.py](../../minillm/engine/prefix_index.py)):
+# Keys and values depend only on the text up to their token (lesson 4). So every sequence that begins with the same text
+# can use the same *full* block, if the block can be found. minillm keeps full blocks in an index, which is a tree. The
+# content of a block depends on its own tokens *and all tokens before them*. So the path from the root to a node spells
+# a prefix, and the node lists the last block of this prefix ([prefix_index.py](../../minillm/engine/prefix_index.py)):
 #
 # {{ source: minillm.engine.prefix_index.PrefixIndex.follow }}
 #
-# We ask four questions in turn after the same system prompt. The first request computes all of it:
+# We ask four questions, one after another, with the same system prompt. The first request computes all of its tokens:
 
 # %%
 system = "You are a patient librarian. Answer in one sentence, name a book, and never make one up. " * 16
@@ -264,9 +265,9 @@ for options in ({"block_size": 4}, {"block_size": 64}, {"prefix_caching": False}
 # %% [markdown]
 # ## At the same time
 #
-# A block can be found only after it has been computed. What happens if two requests arrive at the same time? Both
-# compute everything. But when their blocks are full and have the same content, the second table switches to the first's
-# blocks and frees its own. Here two questions arrive together, and two more a step later:
+# What happens if two requests with the same prefix arrive at the same time? Both compute the whole prefix. But when
+# blocks with the same content are full, the second request's table switches to the first request's blocks, and its own
+# blocks are freed. Here two questions arrive together, and two more arrive one step later:
 
 # %%
 engine, trace = new_engine(num_blocks=64)
@@ -280,14 +281,14 @@ for step in (0, 1, 2, len(trace) - 1):
     print(f"step {step:2}  {pool_map(record)}  {record.pool.num_held} held, found {record.prefix_hits or 'nothing'}")
 
 # %% [markdown]
-# A and B find nothing: the cache is empty. The step's budget (512 tokens) covers all of A's prompt and half of B's. C
-# and D arrive when A's prompt is done, find all blocks they share with it, and compute six tokens each. As B's blocks
-# fill up, they are freed: 44 are held, then 36, then 25. At the end, three conversations share the system prompt.
+# A and B find nothing, because the cache is empty. The step's budget (512 tokens) covers all of A's prompt and half of
+# B's. C and D arrive when A's prompt is done, find all blocks they share with A, and compute six tokens each. As B's
+# blocks fill up, they are freed: 44 are held, then 36, then 25. At the end, three sequences share the system prompt.
 #
 # ## Copy-on-write
 #
-# A shared block is full, so no sequence writes to it. One exception: three *completions* of a prompt (`n=3`) also share
-# its last, partly filled block, and each writes its next token there. All but the last copy it first: *copy-on-write*.
+# A block in the index is full, so no sequence writes to it. But the *completions* of a prompt (here `n=3`) also share
+# its last, partly filled block, and each writes its next token to it. All but the last copy it first: *copy-on-write*.
 
 # %%
 engine, trace = new_engine(num_blocks=24, block_size=4)
@@ -303,8 +304,8 @@ for record in trace.steps[:3]:
 # ## Eviction
 #
 # When a request ends, its blocks are *cached*: no table lists them, but the index still finds them until the pool needs
-# the room. The least recently used block is evicted first. How much is worth keeping? That depends on the requests
-# between two turns. Below, 48 users share 256 tokens, and each of their eight turns adds 100 to 400 more:
+# the space. The least recently used block is evicted first. How many blocks should the pool have? Below, the prompts of
+# 48 users begin with the same 256 tokens, and each of a user's eight turns adds 100 to 400 tokens:
 
 # %%
 visits = [[] for _ in range(48)]  # for each user, the prompt of each turn
@@ -340,20 +341,20 @@ for order, values in rates.items():
     print(f"{order:22}", *(f"{value:6.0%}" for value in values))
 
 # %% [markdown]
-# If a user's next turn comes immediately, a pool that holds one conversation finds all that can be found. If the turns
-# of 47 other users come in between, the pool must hold all their histories. A smaller pool mostly holds conversations
-# that are evicted before the next turn. An index alone is not enough: *where* and *when* a request runs matters, too.
+# If a user's next turn comes immediately, a pool that holds one conversation is large enough. If the turns of 47 other
+# users come in between, the pool must hold the histories of all users. In a smaller pool, most conversations are
+# evicted before their next turn. An index alone is not enough: *where* and *when* a request runs matters, too.
 #
 # ## Sliding windows
 #
-# In some layers, a query reads only a *window* of the last few hundred positions. Such a layer's blocks can be freed
-# while the sequence runs, as soon as no later query reads them; its table holds -1 in their place. But Gemma 3 has a
-# window in only five of six layers. If a block held the keys of *all* layers, the sixth layer would keep all blocks. So
+# In some layers, a query reads only a *window* of the last few hundred positions. The blocks of such a layer can be
+# freed while the sequence runs, as soon as no later query reads them. The block table then lists -1. But in Gemma 3,
+# only five of six layers have a window. If a block held the keys of *all* layers, the sixth would keep the block. So
 # layers with the same window form *KV-cache groups*, each with its own blocks and its own table per sequence:
 #
 # {{ source: minillm.engine.block_table.BlockTable.free_before }}
 #
-# We give our model a window of 32 positions in none, in all, and in five of six of its 30 layers:
+# We give our model a window of 32 positions in no layer, in all layers, and in five of six (*kept* frees no block):
 
 # %%
 traces, tensors = {}, open_checkpoint(llm.path).tensors
@@ -370,26 +371,25 @@ for name, layers in (("none", []), ("all", range(30)), ("5 of 6", five), ("5 of 
     run(engine)
     held = (traces[name].steps[step].pool.num_held * cache.bytes_per_block / 1e6 for step in (20, 60, 199))
     print(f"{name:12} {cache.num_groups} groups; MB held in step 20, 60, 199:", *(f"{size:4.1f}" for size in held))
-print(np.array(traces["5 of 6"].steps[60].running[0].block_tables))  # a row per group; -1 is a freed block
+print(np.array(traces["5 of 6"].steps[60].running[0].block_tables))  # one row per group; -1 marks a freed block
 print("same tokens and bits:", answers_of(traces["5 of 6"]) == answers_of(traces["5 of 6, kept"]))
 
 # %% [markdown]
-# With windows in all layers, a sequence's memory soon stops growing; in five of six, a sixth of it keeps growing.
+# With windows in all layers, a sequence's memory soon stops growing. With five of six, a sixth of it keeps growing.
 #
 # ## What production systems do differently
 #
 # - **The index.** vLLM identifies a block by a [hash of its tokens and its parent's
 #   hash](https://docs.vllm.ai/en/latest/design/prefix_caching/), which fits a table shared by many processes. SGLang's
-#   [radix tree](https://arxiv.org/abs/2312.07104) finds prefixes of any length; the longest match runs first.
-# - **Groups of layers.** vLLM has [the same](https://docs.vllm.ai/en/latest/design/hybrid_kv_cache_manager/).
+#   [radix tree](https://arxiv.org/abs/2312.07104) finds prefixes of any length. The longest match is served first.
+# - **Groups of layers.** vLLM has [similar groups](https://docs.vllm.ai/en/latest/design/hybrid_kv_cache_manager/).
 # - **Page tables in hardware.** [vAttention](https://arxiv.org/abs/2405.04437) keeps a sequence contiguous in *virtual*
 #   memory and uses the GPU's own page tables, so attention kernels need no block tables.
-# - **More memory.** Evicted blocks move to host memory, a disk, or another machine
-#   ([Mooncake](https://arxiv.org/abs/2407.00079), lesson 13). A router sends each request to a machine that has its
-#   prefix in the cache.
-# - **Isolation.** A cache hit is measurably faster: [Gu et al. 2025](https://arxiv.org/abs/2502.07776) found seven
-#   providers whose customers shared one cache, so that one could learn what another had asked. In vLLM, requests with
-#   different [salts](https://docs.vllm.ai/en/latest/design/prefix_caching/) share no blocks.
+# - **More memory.** Some systems move evicted blocks to host memory, a disk, or another machine
+#   ([Mooncake](https://arxiv.org/abs/2407.00079), lesson 13). A router can then choose a machine that has the prefix.
+# - **Isolation.** A cache hit is measurably faster. [Gu et al. 2025](https://arxiv.org/abs/2502.07776) found seven
+#   providers whose customers shared one cache, so that a customer could learn what others had asked. In vLLM, requests
+#   with different [salts](https://docs.vllm.ai/en/latest/design/prefix_caching/) share no blocks.
 #
 # ## Exercises
 #
@@ -397,4 +397,4 @@ print("same tokens and bits:", answers_of(traces["5 of 6"]) == answers_of(traces
 #
 # 1. `allocate`: append all the blocks that a sequence's tables need or, if too few are available, none.
 # 2. `follow`: find the longest known prefix of a prompt in a tree of blocks.
-# 3. `copy_on_write`: replace a shared block before it is written, and drop one reference to the original.
+# 3. `copy_on_write`: replace a shared block before it is written, and remove one reference to the original.

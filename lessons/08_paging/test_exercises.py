@@ -11,7 +11,7 @@ B = 4
 
 @pytest.fixture
 def allocator(exercises, monkeypatch):
-    """Return a function that makes an allocator in which one method is replaced by the exercise of that name."""
+    """Return a function that makes an allocator with one method replaced by the exercise of the same name."""
 
     def make(method, num_blocks, windows=(None,)):
         monkeypatch.setattr(BlockAllocator, method, getattr(exercises, method))
@@ -21,7 +21,7 @@ def allocator(exercises, monkeypatch):
 
 
 def publish(blocks, tables, token_ids):
-    """Add all full blocks of `token_ids`, which `tables` hold, to the prefix index."""
+    """Add the blocks that `token_ids` fill in `tables` to the prefix index."""
     node = blocks.prefixes.root
     for index in range(len(token_ids) // B):
         node = blocks.publish(tables, index, token_ids[index * B : (index + 1) * B], node)
@@ -73,7 +73,7 @@ def test_allocate_changes_nothing_if_blocks_are_missing(allocator):
     blocks.allocate(first, 3 * B)
     blocks.allocate(second, B)
     with pytest.raises(MemoryError):
-        blocks.allocate(second, 3 * B)  # needs two more, and one is available
+        blocks.allocate(second, 3 * B)  # needs two more blocks, but only one is available
     assert len(second[0].blocks) == 1
     assert blocks.num_available == 1
     blocks.allocate(second, 2 * B)
@@ -116,7 +116,7 @@ def test_follow_ends_at_the_first_difference(exercises):
     blocks, table = cached(8, text)
     other = list(text)
     other[B] = 99
-    assert follow(exercises, blocks, other) == table[:1]  # the third block has the same tokens, but another prefix
+    assert follow(exercises, blocks, other) == table[:1]  # the third block has the same tokens, but a different prefix
     assert follow(exercises, blocks, text[B:]) == []  # a block is found only after the block that precedes it
 
 

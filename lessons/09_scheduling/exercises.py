@@ -1,6 +1,6 @@
 """The exercises of lesson 9. Run `pytest lessons/09_scheduling` to test your solutions.
 
-The first two are methods of `minillm.engine.scheduler.Scheduler`.
+The first two functions are methods of `minillm.engine.scheduler.Scheduler`.
 """
 
 from collections.abc import Sequence as SequenceOf
@@ -22,7 +22,7 @@ def _schedule_chunk(self: Scheduler, sequence: Sequence, plan: StepPlan) -> None
     `sequence.num_computed` tokens have been computed, and the sequence is in prefill up to `sequence.prefill_end`. The
     plan holds `plan.num_tokens` tokens so far and may hold `self.max_batch_tokens`.
 
-    First get blocks for the chunk's n tokens with `self._ensure_blocks(sequence, n, plan)`. If that returns False, the
+    First get blocks for the chunk's n tokens with `self._ensure_blocks(sequence, n, plan)`. If this returns False, the
     sequence has lost its blocks: schedule nothing. Otherwise call `plan.add_chunk(sequence, n)`. Never add an empty
     chunk.
     """
@@ -32,15 +32,15 @@ def _schedule_chunk(self: Scheduler, sequence: Sequence, plan: StepPlan) -> None
 def _ensure_blocks(self: Scheduler, sequence: Sequence, num_tokens: int, plan: StepPlan) -> bool:
     """Give `sequence` blocks of its own for its next `num_tokens` positions, preempting later sequences if needed.
 
-    The positions begin at `start = sequence.num_computed`; a decode needs one. With `blocks = self.blocks` and
-    `tables = sequence.block_tables` (one per KV-cache group, see lesson 8), repeat until nothing is missing:
+    The positions begin at `start = sequence.num_computed`; a decode needs one position. With `blocks = self.blocks` and
+    `tables = sequence.block_tables` (one per KV-cache group, see lesson 8), repeat until the sequence has its blocks:
 
     1. If the tables are too short, they lack `blocks.num_missing(tables, start + num_tokens)` blocks.
        `blocks.allocate(tables, start + num_tokens)` appends them and returns the evicted blocks.
     2. If the tables are long enough, the block at `index = start // blocks.block_size` of a table may be shared: see
        `blocks.is_shared(block)`. Then `blocks.copy_on_write(table, index)` replaces it, and returns the block to copy
        from and the evicted blocks. Append `BlockCopy(source, target)` to `plan.copies`.
-    3. If fewer blocks than that are available (`blocks.num_available`), preempt the sequence admitted last,
+    3. If step 1 or 2 needs more blocks than `blocks.num_available`, preempt the sequence admitted last,
        `self.running[-1]`: append `Preemption(victim.request_id, victim.completion, victim.num_computed)` to
        `plan.preempted`, remove its chunk with `plan.withdraw(victim)`, and call `self._preempt(victim)`, which frees
        its blocks and returns it to the queue. Then check again: the victim's blocks may be shared, in which case
@@ -58,7 +58,7 @@ def _ensure_blocks(self: Scheduler, sequence: Sequence, num_tokens: int, plan: S
 def percentile(values: SequenceOf[float], percent: float) -> float | None:
     """Return the value that `percent` (0 to 100) of `values` do not exceed; None if there are no values.
 
-    Of the sorted values, the first is the 0th percentile, the last is the 100th, and the others are evenly spaced in
+    In sorted order, the first value is the 0th percentile, the last is the 100th, and the others are evenly spaced in
     between. Interpolate linearly between neighbours: `percentile([30, 10], 25)` is 15.0. Do not change `values`.
     """
     raise NotImplementedError("your turn")

@@ -1,12 +1,12 @@
 # %% [markdown]
 # # 9. Scheduling
 #
-# **What does a scheduler trade when it chunks, preempts and prioritises?**
+# **What does a scheduler trade off when it splits prompts, preempts sequences and sets priorities?**
 #
-# A scheduler computes nothing. It does not make the machine faster or the memory larger; it only chooses which request
-# runs next. What it gives to one request it takes from another, so we must know who pays. We examine its three choices
-# in turn: how much of a prompt to compute per step, which sequence to preempt when memory is full, and which request to
-# admit first. For each choice we measure both sides of the trade. The answers themselves never change.
+# A scheduler does not make the machine faster or the memory larger; it only chooses which request runs next. Time that
+# one request gains is time that another loses, so we must find out which requests lose. We examine three choices in
+# turn: how much of a prompt to compute per step, which sequence to preempt when memory is full, and which request to
+# admit first. For each choice, we measure the gain and the cost. The answers themselves never change.
 
 # %%
 import numpy as np
@@ -50,9 +50,10 @@ except ImportError:
 # %% [markdown]
 # ## A long prompt arrives
 #
-# Four users are reading their answers as the tokens arrive. Then a new request comes with a prompt of 512 tokens. We
-# serve it under two policies. *Continuous* computes prompts first, each in a single step. *Chunked* first gives every
-# decode its token, and then fills the rest of the step's budget, here 64 tokens, with a chunk of the prompt.
+# Four users are reading their answers as the tokens arrive. Then a request with a prompt of 512 tokens arrives. We
+# serve these requests under two policies. *Continuous* computes prompts first, and here the whole prompt fits into one
+# step. *Chunked* first gives each decoding sequence one token. A chunk of the prompt then fills the rest of the step's
+# budget, here 64 tokens.
 
 # %%
 openings = [f"{place} is a city where" for place in ("Paris", "Cairo", "Lima", "Kyoto")]
@@ -60,7 +61,7 @@ long_prompt = (llm.encode("I am writing to you because of the noise in the stree
 
 
 def run_readers(**options):
-    """Return the trace of a run in which a long prompt arrives after twelve steps of four answers."""
+    """Return the trace of a run in which a long prompt arrives after four answers have run for twelve steps."""
     engine, trace = new_engine(**options)
     for n, opening in enumerate(openings):
         params = SamplingParams(temperature=0.8, seed=n, max_tokens=48, ignore_eos=True, logprobs=True)
@@ -85,8 +86,8 @@ for name, trace in (("continuous", whole), ("chunked, 64", split)):
 print("same tokens and bits:", answers_of(whole) == answers_of(split))
 
 # %% [markdown]
-# In the first run, no reader receives a token during one step of 512 tokens. In the second run, nine steps take longer
-# than usual, but every reader receives a token in each of them. What does a reader notice?
+# In the first run, one step computes the 512 tokens of the prompt, and no reader receives a token in it. In the second
+# run, nine steps take longer than usual, but every reader receives a token in each. How long does a reader wait?
 
 # %% tags=["timing"]
 print("ms               between a reader's tokens: median   longest long prompt's first token         all done")
@@ -105,18 +106,18 @@ if plt:
     axes.set(xlabel="token of the answer", ylabel="ms since the previous token")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9)
-    axes.set_title("What one reader notices of a long prompt")
+    axes.set_title("How a long prompt delays one reader's tokens")
 
 # %% [markdown]
-# A reader notices either one long pause or a period in which everything is a little slower. The median gap is the same,
-# and so, nearly, is the time until all requests are done. The *longest* gap differs, and that is what people notice, so
-# every serious measurement reports high percentiles. The long request pays a little for this, because its prompt now
-# shares its steps with decodes.
+# A reader notices either one long pause or a period in which all tokens arrive a little more slowly. The median gap is
+# the same, and the time until all requests are done is nearly the same. The *longest* gap differs. Users notice long
+# gaps, so every serious measurement reports high percentiles. The long request's first token comes somewhat later,
+# because its prompt now shares its steps with decodes.
 #
 # ## How large should a chunk be?
 #
-# The budget limits the length of a step, and with it the time until every reader's next token. How small should it be?
-# The scheduler's part takes a few lines: a prompt advances by as much as the budget has left.
+# The budget limits the duration of a step, and thus the time until every reader's next token. How small should the
+# budget be? In the scheduler, a prompt advances by as many tokens as the budget has left:
 #
 # {{ source: minillm.engine.scheduler.Scheduler._schedule_chunk }}
 
@@ -140,25 +141,25 @@ if plt:
         axes.annotate(f"{budget}", (gap, ttft), textcoords="offset points", xytext=(6, 5), fontsize=9)
     axes.set(xlabel="longest gap of a reader, ms", ylabel="time to the long prompt's first token, ms")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title("Who waits? Budgets from 16 to 1,024 tokens per step")
+    axes.set_title("Waiting times for budgets of 16 to 1,024 tokens per step")
 
 # %% [markdown]
-# Lower on the curve is better for the long prompt, further left is better for the readers, and each budget is a point
-# on it. In the right half, larger budgets cost the readers a lot and help the long prompt only a little. Above the
-# ridge point (lesson 5), twice the tokens take twice the time, so large steps are no more efficient than medium ones.
-# In the left half, smaller budgets delay the long prompt more and more: a chunk of four tokens reads all the weights
-# for four tokens. A good budget is the smallest that still keeps the machine busy. On a CPU that is a few dozen tokens;
-# on an accelerator, whose ridge point is at hundreds of tokens, it is 512 or 2,048.
+# Each budget is a point on the curve. Lower points are better for the long prompt, and points further left are better
+# for the readers. In the right half, larger budgets cost the readers a lot and help the long prompt only a little.
+# Above the ridge point (lesson 5), twice the tokens take twice the time, so large steps are no more efficient than
+# medium ones. In the left half, smaller budgets delay the long prompt more and more: even a chunk of four tokens has to
+# read all the weights. A good budget is the smallest that still keeps the machine busy. On a CPU, this is a few dozen
+# tokens. On an accelerator, which has its ridge point at hundreds of tokens, it is 512 or 2,048.
 #
-# ## What does each policy gain under load?
+# ## How do the policies behave under load?
 #
-# One long prompt is only an anecdote. How does each policy behave under load? We run the same engine and scheduler on a
-# *simulated* machine. It computes nothing, and its clock advances by the shortest time that lesson 5's roofline allows
-# for each step, for Llama 3.1 8B in 16 bits on an H100 (lesson 7). No real machine is that fast.
+# One long prompt is a single example. For more general results, we run the same engine and scheduler on a *simulated*
+# machine: Llama 3.1 8B in 16 bits on an H100 (lesson 7). The simulation computes no tokens. For each step, its clock
+# advances by the shortest time that the roofline of lesson 5 allows. A real machine is slower.
 #
 # {{ source: minillm.bench.serving.SimulatedTransformer.forward }}
 #
-# Its load comes from 4, 16 or 64 clients. Each client sends its next request when it has received its answer:
+# The load comes from 4, 16 or 64 clients. Each client sends its next request when it has received the previous answer:
 
 # %%
 from minillm.bench.serving import SimulatedEngine, serve_clients
@@ -201,24 +202,24 @@ if plt:
     figure.suptitle("Latency against throughput for three policies, on a simulated H100")
 
 # %% [markdown]
-# Each line is a policy, and each mark is a number of concurrent clients. Further right is better for the operator who
-# pays for the machine; lower is better for the users who wait. *Static* is left of the others: many places in its
+# Each line is a policy, and each mark is a number of concurrent clients. Further right is better for the operator, who
+# pays for the machine; lower is better for the users, who wait. *Static* has the lowest throughput: many places in its
 # batches stay empty, and late requests wait for the next batch. *Chunked* generates more tokens per second than
-# *continuous*, and more evenly. With 64 clients, the slowest answers take an eighth of the time per token, because
-# decodes share the steps of prompts, which read the weights anyway. The right panel shows the price. With 64 clients,
-# the median time to the first token more than doubles, because prompts now share every step with all decodes.
+# *continuous*, and at more even intervals. With 64 clients, the slowest answers take an eighth of the time per token,
+# because decodes share the steps of prompts, which read the weights anyway. The right panel shows the cost. With 64
+# clients, the median time to the first token more than doubles, because prompts share every step with all decodes.
 #
 # ## When memory is full
 #
 # With blocks, a sequence is admitted if the tokens it has *now* fit (lesson 8). But all sequences grow, so at some step
-# one needs a block and none is available. Then some sequence must free its blocks. minillm preempts the one admitted
-# last:
+# one of them needs a block and none is available. Then some sequence must free its blocks. minillm preempts the
+# sequence that was admitted last:
 #
 # {{ source: minillm.engine.scheduler.Scheduler._ensure_blocks }}
 #
 # A *preempted* sequence frees its blocks, keeps its tokens, and returns to the head of the queue. When there is room
-# again, one prefill recomputes all its tokens, the prompt and the answer so far. Five requests run in a pool of 14
-# blocks of 4 positions: `#` prefill, `=` decode, `.` waiting, `!` preempted.
+# again, one prefill recomputes the prompt and the answer so far. We run five requests in a pool of 14 blocks of 4
+# positions. In the chart, `#` is prefill, `=` is decode, `.` is waiting, and `!` is a preemption.
 
 # %%
 names = "ABCDE"
@@ -256,25 +257,25 @@ print("same tokens and bits:", answers_of(ample) == answers_of(scarce) == answer
 
 # %% [markdown]
 # With 40 % of the memory that the requests would use, the run takes twice the steps and gives the same answers to the
-# last bit. (This is not automatic: tokens computed one by one in decodes are recomputed in one prefill, in another
-# batch. An engine whose kernels then add in a different order would continue with a different text.) With the prefix
-# index of lesson 8, the blocks of a preempted sequence can be found until they are overwritten. Here this saves almost
-# nothing: the sequence was preempted *because* memory was full.
+# last bit. (Not every engine guarantees this. Tokens that were computed one by one in decodes are recomputed together
+# in one prefill. If the kernels then add in a different order, the text can continue differently.) With the prefix
+# index of lesson 8, the blocks of a preempted sequence can be found until they are evicted. Here this saves almost
+# nothing: the sequence was preempted *because* memory was full, so its blocks were soon evicted.
 #
-# Why preempt the sequence admitted last? The oldest has the most computed tokens to lose. Also, the *first* sequence is
-# then never preempted. It always finishes, and then the next one is the first. So every request finishes: this is the
-# whole proof that none starves.
+# Why preempt the sequence admitted last? Older sequences usually have more computed tokens to lose. In addition, the
+# oldest sequence is never preempted, so it always finishes, and then the next sequence is the oldest. So every request
+# finishes, which proves that none starves.
 #
-# ## How many to admit?
+# ## How many sequences should be admitted?
 #
 # Preemptions can be avoided by reserving memory for the running sequences. The `watermark` is the share of the pool
-# that an admission must leave available. Is it worth it? To find out we need many requests and no model. Arrivals are
-# measured in steps and lengths in tokens; the scheduler plans, and we skip the computation:
+# that an admission must leave available. Is a reserve worthwhile? To find out, we need many requests but no model: the
+# scheduler plans the steps, and we skip the computation. Arrivals are measured in steps, and lengths in tokens:
 
 
 # %%
 def replay(requests, *, num_blocks=2000, **options):
-    """Serve (arrival step, prompt length, answer length, priority); return steps to first tokens, and totals."""
+    """Serve (arrival step, prompt length, answer length, priority) tuples; return steps to first token, and totals."""
     options = {"max_batch_tokens": 256, "max_sequences": 64, "prefix_caching": False} | options
     scheduler = Scheduler(BlockAllocator(num_blocks, 16), **options)
     step, waits, totals = 0, {}, {"steps": 0, "tokens": 0, "preempted": 0, "recomputed": 0}
@@ -313,19 +314,18 @@ for watermark, totals in outcomes.items():
     print(f"{watermark:9.0%} {numbers}")
 
 # %% [markdown]
-# With nothing reserved, sequences are admitted, preempted and admitted again, and half as many tokens as the requests
-# need are computed a second time. With a large reserve, no sequence is preempted, but room in the batch stays unused.
-# Where is the optimum? Measured in steps, it is near 0 %; measured in computed tokens, it is above 10 %. Both answers
-# are right, on different machines. If a step costs the same for any number of tokens (an accelerator, left of its ridge
-# point), steps are time, and recomputing is nearly free. If every token takes time (our CPU), it is not. This is the
-# trade-off of overbooking a flight: the answer depends on the cost of rebooking.
+# With no reserve, sequences are admitted, preempted and admitted again. The recomputed tokens are nearly half as many
+# as the requests need. With a large reserve, no sequence is preempted, but some of the memory stays unused. Where is
+# the optimum? Measured in steps, it is near 0 %; measured in computed tokens, it is above 10 %. Each answer is right
+# for some machine. On an accelerator below its ridge point, a step takes the same time for any number of tokens, so
+# only the steps count, and recomputing is nearly free. On our CPU, every token takes time, so recomputing is expensive.
 #
 # ## Which request goes first?
 #
 # The last choice is the order of the queue. *First come, first served* is fair and easy to explain. But a short request
-# behind a long one waits for all of it. `admission="shortest"` admits the shortest prompt first, and `"priority"` the
-# smallest number. We simulate 600 requests, nine out of ten of them short, which arrive slightly more slowly than they
-# can be served. One in five has paid for priority:
+# behind a long one waits for all of it. `admission="shortest"` admits the shortest prompt first, and
+# `admission="priority"` admits the request with the smallest priority number first. We simulate 600 requests, nine out
+# of ten of them short, which arrive slightly more slowly than they can be served. One in five has paid for priority:
 
 # %%
 count = 600
@@ -361,37 +361,38 @@ if plt:
     axes.set_title("The same requests under three orders of admission")
 
 # %% [markdown]
-# *Shortest* cuts the mean wait to a quarter. Short requests hardly notice the load. A long one waits until no shorter
-# request is left: the unluckiest request waits four times as long as the worst case under *first come, first served*,
-# and in a service whose queue never empties it could wait forever. Judged by the mean, and even by the 95th percentile,
-# this order wins easily; only the right end of the figure shows who pays. With *priority*, paid requests wait a fifth
-# as long, and the others a seventh longer. That is cheap while few pay; if all pay, none gains. The two orders differ
-# in kind. Serving short requests first reduces the *sum* of all waits, because one request waiting for ten short ones
-# is better than ten waiting for one long one. Priority only moves waiting time from some requests to others.
+# *Shortest* cuts the mean wait to a quarter, and short requests wait only a few steps. But a long request waits until
+# no shorter request is left. The longest wait is four times the longest wait under *first come, first served*, and in a
+# service with a queue that never empties, a long request could wait forever. By the mean, and even by the 95th
+# percentile, *shortest* is clearly best; only the right end of the figure shows its cost. With *priority*, paid
+# requests wait a fifth as long, and the others a seventh longer. This cost is small while few requests have priority;
+# if all have it, none gains. The two orders also differ in the total. Serving short requests first reduces the *sum* of
+# all waits: one request waiting for ten short ones is better than ten requests waiting for a long one. Priority only
+# moves waiting time from some requests to others.
 #
 # ## What production systems do differently
 #
 # - **Chunked prefill is the default.** [Sarathi-Serve](https://arxiv.org/abs/2403.02310) (Agrawal et al. 2024)
-#   introduced decodes first and prompts in the remaining budget, and reports 2.6 times the requests of vLLM at the same
-#   limit on tail latency, for Mistral 7B on one A100. vLLM now [does the
-#   same](https://docs.vllm.ai/en/stable/configuration/optimization/); the budget is `max_num_batched_tokens`.
+#   introduced steps that schedule decodes first and fill the remaining budget with prompts. For Mistral 7B on one A100,
+#   it reports serving 2.6 times the requests of vLLM at the same limit on tail latency. vLLM now [does the
+#   same](https://docs.vllm.ai/en/stable/configuration/optimization/), and its budget is `max_num_batched_tokens`.
 # - **No preemption, or swapping.** By default,
 #   [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/performance/performance-tuning-guide/useful-runtime-flags.html)
-#   admits a request only if its memory is guaranteed to the end (`GUARANTEED_NO_EVICT`); `MAX_UTILIZATION` overbooks.
-#   [Kwon et al. 2023](https://arxiv.org/abs/2309.06180) (section 4.5) compare recomputing with copying blocks to the
-#   host and back.
-# - **Two machines instead of one budget.** [DistServe](https://arxiv.org/abs/2401.09670) computes prompts and answers
-#   on different GPUs, so neither waits for the other and each can be tuned for its own limit.
-# - **Fairness between customers.** First come, first served favours the customer who sends the most. [Sheng et al.
-#   2024](https://arxiv.org/abs/2401.00588) count the tokens served per customer and admit the one with the fewest.
-#   [FastServe](https://arxiv.org/abs/2305.05920) preempts running answers so that short ones overtake long ones,
-#   although their lengths are not known in advance.
+#   admits a request only if memory for all of its tokens is guaranteed (`GUARANTEED_NO_EVICT`). `MAX_UTILIZATION`
+#   admits more requests and may have to pause some. [Kwon et al. 2023](https://arxiv.org/abs/2309.06180) (section 4.5)
+#   compare recomputing with copying blocks to the host and back.
+# - **Two machines instead of one budget.** [DistServe](https://arxiv.org/abs/2401.09670) computes prefill and decode on
+#   different GPUs. Neither phase then delays the other, and each machine can be tuned for its phase.
+# - **Fairness between customers.** First come, first served favours the customer who sends the most requests. [Sheng et
+#   al. 2024](https://arxiv.org/abs/2401.00588) count the tokens served per customer and admit requests of the customer
+#   with the fewest. [FastServe](https://arxiv.org/abs/2305.05920) preempts running sequences so that short answers
+#   overtake long ones, although their lengths are not known in advance.
 #
 # ## Exercises
 #
 # Write the functions in [exercises.py](exercises.py), and test them with `pytest lessons/09_scheduling`. The answers to
-# the first two are quoted above.
+# the first two exercises are quoted above.
 #
-# 1. `_schedule_chunk`: schedule the next chunk of a prompt. How long may it be?
-# 2. `_ensure_blocks`: get blocks for the next tokens. Which sequences must be preempted for them?
-# 3. `percentile`: compute the number by which a service is judged.
+# 1. `_schedule_chunk`: schedule the next chunk of a prompt. How many tokens may the chunk have?
+# 2. `_ensure_blocks`: get blocks for a sequence's next tokens. Which sequences must be preempted to free blocks?
+# 3. `percentile`: compute a percentile, such as the 95th, of measured times.

@@ -12,10 +12,10 @@ ANSWERS = {
 
 
 def score(queries: np.ndarray, keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Return the score of each key for each query, query . key / sqrt(K), and -infinity where the mask hides a key.
+    """Return the score of each key for each query: query . key / sqrt(K), or -infinity if the mask hides the key.
 
-    A query at position p sees the keys at positions 0 to p. Query heads 0 .. H/G - 1 use key head 0, the next H/G query
-    heads use key head 1, and so on.
+    A query at position p attends to the keys at positions 0 to p. Query heads 0 .. H/G - 1 use key head 0, the next
+    H/G query heads use key head 1, and so on.
 
     Parameters
     ----------
@@ -49,10 +49,10 @@ def first_difference(
 
 
 def induction(weights: np.ndarray, token_ids: Sequence[int]) -> np.ndarray:
-    """Return how much each head attends to the token that followed last time.
+    """Return how much each head attends to the token that followed an earlier occurrence of the current token.
 
-    If the current token also occurred at an earlier position p, take its weight on position p + 1. If it occurred
-    several times, add those weights. Ignore an earlier position p whose next position p + 1 is the current token
+    If the current token also occurred at an earlier position p, take its weight on position p + 1. If there are
+    several such positions, add the weights. Ignore an earlier position p whose next position p + 1 is the current token
     itself, as in "a a". The result is the mean over all tokens that have such an earlier position.
 
     Parameters

@@ -1,12 +1,13 @@
 # %% [markdown]
 # # 10. Debugging
 #
-# **How do I stop inside a decode step and look at everything?**
+# **How do I stop inside a decode step and inspect every intermediate result?**
 #
-# Numerical software fails silently. A wrong sign raises no exception; the text only gets a little worse, and no one can
-# tell when that began. To find such a bug, we have to stop in the middle of the computation and look. In this lesson we
-# stop a step after each of its stages with Python's own debugger, see every intermediate result by its name, and watch
-# what an attention head reads. Then we plant five bugs, see which of them a user would notice, and track them down.
+# Bugs in numerical software are often silent. A wrong sign raises no exception; the text only gets a little worse, and
+# it is hard to tell when this began. To find such a bug, we have to stop in the middle of the computation and inspect
+# its state. In this lesson, we stop after each stage of a step with Python's own debugger, print intermediate results
+# by name, and see which tokens an attention head attends to. Then we plant five bugs, see which of them a user would
+# notice, and locate them.
 
 # %%
 import subprocess
@@ -30,18 +31,18 @@ except ImportError:
 # %% [markdown]
 # ## A step has five stages
 #
-# Every step of the engine, whatever it serves, is these five calls:
+# Every step of the engine consists of the same five calls:
 #
 # {{ source: minillm.engine.Engine.step }}
 #
-# *Schedule* decides, in integers, which sequences advance. *Batch* lays their tokens end to end. *Forward* computes the
-# scores of the next tokens, *sample* chooses tokens, and *commit* appends them and passes their text to the callers.
-# One thread in one process runs all five from top to bottom. No work is pending elsewhere, so a debugger that stops
-# between two stages sees the complete state.
+# *Schedule* decides which sequences advance, and by how many tokens. *Batch* lays these tokens end to end. *Forward*
+# computes the logits of the next tokens. *Sample* chooses the tokens, and *commit* appends them and passes their text
+# to the callers. One thread in one process runs all five stages in order. No work is pending elsewhere, so a debugger
+# that stops between two stages sees the complete state.
 #
 # [examples/debug_decode.py](../../examples/debug_decode.py) writes out the same five stages, with a line marked STOP
-# after each. It runs two requests up to a step that decodes one and computes a chunk of the other's longer prompt. The
-# session below is real; the script you are reading types the commands.
+# after each stage. It runs two requests up to a step that decodes one request and computes a chunk of the other's
+# longer prompt. The session below is real: this lesson's script enters the commands.
 
 # %%
 ROOT = Path(minillm.__file__).parents[1]
@@ -50,7 +51,7 @@ stops = [n for n, line in enumerate(EXAMPLE.read_text().splitlines(), start=1) i
 
 
 def pdb(*commands, options=()):
-    """Run the example under pdb, type commands, and print the session except for "Breakpoint 1 at ..."."""
+    """Run the example under pdb, enter the commands, and print the session without "Breakpoint 1 at ..."."""
     argv = [sys.executable, "-m", "pdb", str(EXAMPLE), "--quiet", *options]
     done = subprocess.run(argv, cwd=ROOT, input="\n".join([*commands, "quit\n"]), capture_output=True, text=True)
     outputs = done.stdout.split("(Pdb) ")[1:]
@@ -84,24 +85,25 @@ pdb(
 )
 
 # %% [markdown]
-# This session shows the whole engine. The *plan* lists two chunks: one token of the request that decodes, and the first
-# 15 tokens of the other prompt, because the step's budget here is 16. In the *batch* they form one row. The first slot
-# is in the first block and the others are in the next two; nothing else in these arrays separates the two sequences.
-# The *forward* pass returns a row of scores for each chunk, and `seen` holds every intermediate result. Here we print
-# the position that each of the last layer's nine heads attends to most while the first sequence decodes. *Sample*
-# chooses only one token: most of the second prompt is still to come, so the token after its fifteenth is not needed.
-# After *commit*, one sequence is a token longer, and 15 tokens of the other are computed. The *record* remains: plain
-# data from which every view, trace and metric is made (lesson 7).
+# This session shows every stage of a step. The *plan* lists two chunks: one token of the request that decodes, and the
+# first 15 tokens of the other request's prompt, because the step's budget is 16 here. In the *batch*, the chunks form
+# one row. The first slot is in the first block and the others are in the next two; nothing else in these arrays
+# separates the two sequences. The *forward* pass returns a row of logits for each chunk, and `seen` holds every
+# intermediate result. Here we print the position that each of the last layer's nine heads attends to most while the
+# first sequence decodes. *Sample* chooses only one token: the second prompt is not complete, so the token after its
+# fifteenth is not needed. After *commit*, the first sequence is one token longer, and 15 tokens of the second have been
+# computed. The *record* describes the step as plain data, from which every view, trace and metric is made (lesson 7).
 #
-# A condition such as `record.step == 1` stops in the step that matters, and not in the thousand before it. Editors
-# support conditions, too: in PyCharm, right-click a breakpoint. VS Code finds its configurations for the example in
-# `.vscode/launch.json`.
+# With a condition such as `record.step == 1`, the debugger stops only in the step of interest. Editors support
+# conditions, too: in PyCharm, right-click a breakpoint. For VS Code, `.vscode/launch.json` contains configurations that
+# run the example.
 #
 # ## Down into attention
 #
-# With the compiled backend, the debugger steps over a matrix product or an attention as if it were one instruction.
-# With `--backend numpy`, each operation is a few lines of Python ([ops/reference.py](../../minillm/ops/reference.py)),
-# and the debugger can step into all of them. We stop after *batch*, set a breakpoint in `attend`, and continue:
+# With the compiled backend, the debugger steps over a matrix product or an attention call as if it were one
+# instruction. With `--backend numpy`, each operation is a few lines of Python
+# ([ops/reference.py](../../minillm/ops/reference.py)), and the debugger can step into every operation. We stop after
+# *batch*, set a breakpoint in `attend`, and continue:
 
 # %%
 pdb(
@@ -122,16 +124,18 @@ pdb(
 )
 
 # %% [markdown]
-# This is the decoding request in layer 0: nine heads, one query, six keys. `up` moves to the caller and its variables.
-# `attention` has the block table of the sequence, and in the transformer above it, the tokens of both requests are
-# still in one array. To find a bug in a kernel, set `NUMBA_DISABLE_JIT=1`. The compiled kernels then run as plain
-# Python, slowly, and you can step through them in the same way.
+# These are the weights of the decoding request in layer 0: nine heads, one query, six keys. `up` moves to the caller
+# and its variables. The first `up` leads to `attention`, which has the block table of the sequence. The second leads to
+# the transformer, where the tokens of both requests are still in one array. To find a bug in a kernel, set
+# `NUMBA_DISABLE_JIT=1`. The compiled kernels then run as plain Python. This is slow, but you can step through them in
+# the same way.
 #
 # ## Everything by name
 #
-# Stepping shows one moment; a *probe* shows all of them. `Transformer.forward(..., probe=show)` calls `show(name,
-# array)` for every intermediate result. `llm.probe` does this for a prompt, and `engine.probe = show` for a running
-# engine. These are the names in one layer, and the shapes for five tokens:
+# A debugger shows one point of the computation; a *probe* receives the results of all of it. `Transformer.forward(...,
+# probe=show)` calls `show(name, array)` for every intermediate result. `llm.probe` returns all results for a prompt,
+# and `engine.probe = show` sets the probe of a running engine. These are the names in one layer and outside the layers,
+# with the shapes for five tokens:
 
 # %%
 prompt = "The capital of France is"
@@ -142,13 +146,14 @@ for name, value in seen.items():
         print(f"{name:28} {' x '.join(map(str, value.shape))}")
 
 # %% [markdown]
-# Two of these arrays exist only when a probe is set. The compiled attention processes the keys in pieces and never
-# stores all scores or weights at once (lesson 6). For a probe they are computed separately, by these few lines:
+# Two of these arrays, `scores` and `weights`, exist only if a probe is set. The compiled attention processes the keys
+# in pieces and never stores all scores or weights at once. For a probe, the scores are computed separately by these few
+# lines:
 #
 # {{ source: minillm.ops.reference.score }}
 #
-# A probe receives copies, so it cannot change the computation. This is worth checking, because a debugger that changes
-# what it shows is worse than none:
+# A probe receives copies, so it cannot change the computation. We verify this, because a probe that changed the results
+# would be useless:
 
 # %%
 from minillm import SamplingParams
@@ -165,8 +170,8 @@ print(f"{len(shown)} arrays shown; same tokens and bits: {unprobed.logprobs == p
 # %% [markdown]
 # ## What a head attends to
 #
-# The model has 270 heads, and each attends to something. Which ones are interesting? Name a behaviour and measure it.
-# An *induction head* (lesson 2) attends to the token that followed last time:
+# The model has 270 heads. To find interesting ones, define a behaviour and measure it. An *induction head* (lesson 2)
+# attends to the token that followed an earlier occurrence of the current token:
 #
 # {{ source: minillm.model.probe.induction }}
 
@@ -186,15 +191,15 @@ texts = [llm.tokenizer.token_text(token_id) for token_id in ids]
 Console().print(HeatMap(texts, weights[f"layers.{layer}.attention.weights"][:, head], f"layer {layer}, head {head}"))
 
 # %% [markdown]
-# The pattern is immediately visible. Until the text repeats, this head attends to the first token, which it uses when
-# there is nothing to find. From the second `␣w` on, each token attends to the token that followed it in the first
-# sentence. [examples/inspect_attention.py](../../examples/inspect_attention.py) prints this for any prompt and head;
-# `--html` writes a page.
+# The pattern is immediately visible. Until the text repeats, this head attends to the first token, an *attention sink*.
+# From the second `␣w` on, each token attends to the token that followed it in the first sentence.
+# [examples/inspect_attention.py](../../examples/inspect_attention.py) prints this table for any prompt and head; with
+# `--html`, it writes an HTML page.
 #
 # ## Five bugs
 #
-# Now we break something. In *one* of the thirty layers of the NumPy backend, we break one operation, with mistakes that
-# programmers really make:
+# Now we plant bugs. Each bug breaks one operation in *one* of the thirty layers of the NumPy backend. All five are
+# mistakes that programmers really make:
 
 # %%
 import copy
@@ -235,7 +240,7 @@ def uses_wrong_eps(x, weight, eps):
     return reference.rms_norm(x, weight, eps / 10)
 
 
-bugs = {  # the wrong function, the operation it replaces, and how often a layer calls that
+bugs = {  # the wrong function, the operation that it replaces, and the number of calls per layer
     pairs_neighbours: ("rotate", 2),
     masks_itself: ("attention", 1),
     forgets_the_scale: ("attention", 1),
@@ -245,7 +250,7 @@ bugs = {  # the wrong function, the operation it replaces, and how often a layer
 
 
 def plant(bug, layer):
-    """Return the model with one wrong operation in one layer."""
+    """Return a copy of the model with one wrong operation in one layer."""
     name, calls = bugs[bug]
     correct, number = getattr(reference, name), count()
     model = copy.copy(plain.transformer)
@@ -267,13 +272,13 @@ def run(model):
 
 
 # %% [markdown]
-# Before you read on, guess: if each bug is in layer 20, what does the model say is the capital of France?
+# Before you read on, guess: with each bug in layer 20, which city does the model name as the capital of France?
 
 # %%
 from minillm.model.probe import difference
 
 correct, broken = run(plain.transformer), {bug: run(plant(bug, 20)) for bug in bugs}
-print(f"{'':20} says      probability   difference of scores")
+print(f"{'':20} says      probability   difference in logits")
 for name, seen in [("correct", correct), *((bug.__name__, seen) for bug, seen in broken.items())]:
     scores = seen["logits"][-1]
     best = int(scores.argmax())
@@ -281,14 +286,14 @@ for name, seen in [("correct", correct), *((bug.__name__, seen) for bug, seen in
     print(f"{name:20} {text!r:12} {reference.softmax(scores)[best]:8.0%} {apart:18.3f}")
 
 # %% [markdown]
-# With four of the five bugs, the model still says Paris, and with almost the same probability. A transformer adds up
-# the outputs of thirty layers, and one wrong layer is outvoted. So reading answers does not test an implementation; nor
-# does comparing the *tokens* of an answer with another implementation's. The probe shows more.
+# With four of the five bugs, the model still answers Paris, and with almost the same probability. A transformer adds up
+# the outputs of thirty layers, so one wrong layer often changes little. Reading answers is therefore no test of an
+# implementation, and neither is comparing the *tokens* of an answer with another implementation's. A probe shows more.
 #
 # ## The first difference
 #
-# Two passes over the same tokens are equal until the first wrong operation. Everything after it is a consequence, so
-# find the *first* name under which they differ:
+# Two passes over the same tokens are equal until the first wrong operation. All later differences are consequences of
+# this operation, so find the *first* name under which the passes differ:
 #
 # {{ source: minillm.model.probe.first_difference }}
 
@@ -300,16 +305,16 @@ for bug, seen in broken.items():
     print(f"{bug.__name__:20} {first_difference(seen, correct):28} and planted in layer 7: {in_layer_7}")
 
 # %% [markdown]
-# Each name leads to the faulty line. If the queries differ but the norm before them does not, the bug is in the product
-# or in the rotation. In two cases the name is `gathered`, while the scores and weights, which the probe computes
-# separately, are equal. So the queries and keys are right, and the bug is in `attention` itself.
+# Each name leads to the faulty operation. If the queries differ but the norm before them does not, the bug is in the
+# product or in the rotation. For two bugs, the name is `gathered`, while the scores and weights, which are computed
+# separately for the probe, are equal. So the queries and keys are right, and the bug is in `attention` itself.
 #
-# That was easy, because we had a correct twin to compare with, to the last bit. Usually there is none, and the
-# comparison is with another implementation, which adds in a different order. Then no array is equal, and we must decide
-# how large a difference to ignore. We use our compiled backend as the other implementation.
+# This was easy, because the two passes have the same bits up to the bug. Usually we can compare only with another
+# implementation, which adds in a different order. Then almost no array is equal, and we must decide how large a
+# difference to ignore. We use our compiled backend as the other implementation.
 
 # %% tags=["timing"]
-other = llm.probe(prompt)  # the compiled backend, the same file
+other = llm.probe(prompt)  # the compiled backend with the same model file
 streams = [f"layers.{index}" for index in range(L)]
 noise = [difference(other[name], correct[name]) for name in streams]
 print(f"two correct backends differ by {min(noise):.0e} to {max(noise):.0e} of the largest value")
@@ -327,18 +332,19 @@ if plt:
     axes.set_title("Difference from another implementation, layer by layer")
 
 # %% [markdown]
-# The broad line is rounding: it starts in the first layer and is not a bug. A bug is a step upwards at its layer, if it
-# is larger than the rounding. A good tolerance is between the two. The stream is not the best place to look: in this
-# model its first token has values in the tens of thousands, and differences in all other values are small beside them.
-# Within a layer, the values of an array have similar sizes. With a tolerance of one in a thousand:
+# The broad line is rounding: it starts in the first layer and is not a bug. A bug appears as a step upwards at its
+# layer, if it is larger than the rounding. A good tolerance is between the two. The residual stream is not the best
+# place to look: in this model, its first token has values in the tens of thousands, and differences in all other values
+# are small in comparison. The values of an array within a layer are similar in size. We compare all arrays with a
+# tolerance of one in a thousand:
 
 # %%
 for bug, seen in broken.items():
     print(f"{bug.__name__:20} {first_difference(seen, other, tolerance=1e-3)}")
 
 # %% [markdown]
-# Four are found as before. The fifth is not: a wrong `eps` changes values by less than rounding does, if the layer's
-# values are large. Whether it can be found at all depends on the weights, and on the *layer*:
+# Four bugs are found as before. The fifth is not: if the inputs of the norm are large, a wrong `eps` changes values by
+# less than rounding does. Whether this bug can be found at all depends on the weights, and on the *layer*:
 
 # %%
 for layer in range(4):
@@ -346,12 +352,12 @@ for layer in range(4):
     print(f"a wrong eps in layer {layer}, tolerance 1e-4: {found}")
 
 # %% [markdown]
-# The embedding's values are small, so a wrong `eps` right after it is easy to see; one layer later the stream has grown
-# and hides it. This is another use of *the same bits*: if a program returns equal numbers under equal conditions, it
-# can be compared with itself before and after a change, with a tolerance of zero. If it returns *nearly* equal numbers,
-# every bug smaller than "nearly" stays hidden.
+# The embedding's values are small, so a wrong `eps` right after the embedding is easy to find. One layer later, the
+# values in the stream are larger and hide the error. This is another advantage of *the same bits*: if a program returns
+# equal numbers under equal conditions, its results before and after a change can be compared with a tolerance of zero.
+# If the numbers are only *nearly* equal, every bug with a smaller effect stays hidden.
 #
-# What does a probe cost?
+# How much time does a probe take?
 
 # %% tags=["timing"]
 from timeit import repeat
@@ -365,24 +371,24 @@ for what, action in {
 # %% [markdown]
 # ## What production systems do differently
 #
-# - **No single place to stop.** vLLM's scheduler runs in its own process, where a breakpoint has no terminal; its
-#   [guide](https://docs.vllm.ai/en/latest/usage/troubleshooting/) explains how to run it in the main process. An
+# - **No single place to stop.** vLLM's scheduler runs in its own process, where a breakpoint has no terminal; vLLM's
+#   [guide](https://docs.vllm.ai/en/latest/usage/troubleshooting/) explains how to use the main process instead. An
 #   accelerator also runs asynchronously: an error appears at a later call, unless
-#   [CUDA_LAUNCH_BLOCKING=1](https://docs.pytorch.org/docs/stable/notes/cuda.html#asynchronous-execution) makes every
-#   launch wait.
+#   [CUDA_LAUNCH_BLOCKING=1](https://docs.pytorch.org/docs/stable/notes/cuda.html#asynchronous-execution) makes the host
+#   wait for every kernel.
 # - **The code that runs is not the code you read.** A decode step is recorded once and replayed as a CUDA graph, which
-#   executes no Python. For a faulty graph, [NVIDIA's
-#   advice](https://docs.nvidia.com/dl-cuda-graph/troubleshooting/debugging-strategies.html) is to make the eager
-#   program right first, and then to halve the captured part until the faulty operation is left.
+#   executes no Python. To debug a graph, [NVIDIA
+#   recommends](https://docs.nvidia.com/dl-cuda-graph/troubleshooting/debugging-strategies.html) correcting the eager
+#   program first, and then halving the captured part until only the faulty operation is left.
 # - **Hooks.** llama.cpp calls a function for every node of its graph
-#   ([eval-callback](https://github.com/ggml-org/llama.cpp/tree/master/examples/eval-callback)), and PyTorch has hooks
-#   on modules. [TransformerLens](https://github.com/TransformerLensOrg/TransformerLens) names every activation and lets
-#   a hook change it, which shows what a head is *for*. Our probe can only read.
-# - **The first difference** is how ports are debugged: Modular's
+#   ([eval-callback](https://github.com/ggml-org/llama.cpp/tree/master/examples/eval-callback)), and PyTorch modules
+#   have hooks. [TransformerLens](https://github.com/TransformerLensOrg/TransformerLens) names every activation and lets
+#   a hook change it, which reveals the effect of a head. Our probe can only read activations.
+# - **The first difference.** Ports of models are debugged in the same way. Modular's
 #   [guide](https://docs.modular.com/develop/layer-comparison/) captures each layer of a new model and of the PyTorch
-#   original, and finds the first that differs by more than a tolerance.
-# - **No attention weights.** [FlashAttention](https://arxiv.org/abs/2205.14135) never writes them to memory. To see
-#   them, run a second, slower attention, as our probe does.
+#   original, and finds the first layer that differs by more than a tolerance.
+# - **No attention weights.** [FlashAttention](https://arxiv.org/abs/2205.14135) never writes the weights to memory. To
+#   see them, compute attention a second time with slower code, as minillm does for a probe.
 #
 # ## Exercises
 #
@@ -391,4 +397,4 @@ for what, action in {
 #
 # 1. `score`: compute the score of each key for each query, and hide the keys that a query must not see.
 # 2. `first_difference`: find where two passes diverge. When do two arrays with infinities and NaNs differ?
-# 3. `induction`: measure how much a head attends to the token that followed last time.
+# 3. `induction`: measure how much a head attends to the token that followed an earlier occurrence of the current token.

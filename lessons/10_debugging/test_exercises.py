@@ -108,7 +108,7 @@ def test_induction_is_1_for_a_perfect_induction_head(exercises):
     np.testing.assert_allclose(exercises.induction(attending(0, 0, 0, 1, 2, 3), ids), [1.0])
     np.testing.assert_allclose(
         exercises.induction(attending(0, 0, 1, 0, 1, 2), ids), [0.0]
-    )  # attends to equal tokens, not to the ones after them
+    )  # attends to equal tokens, not to the tokens after them
     np.testing.assert_allclose(exercises.induction(attending(0, 0, 0, 1, 0, 3), ids), [2 / 3])
 
 

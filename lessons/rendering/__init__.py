@@ -1,1 +1,1 @@
-"""Render a lesson's script to its page: split it into cells, run them, write Markdown, and compare pages."""
+"""Render lessons: split a script into cells, run the cells, write their Markdown page, and compare pages."""

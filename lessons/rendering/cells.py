@@ -1,7 +1,7 @@
-"""Split a lesson's script into cells. The percent format is the one that VS Code and Jupytext open as a notebook.
+"""Split a lesson's script into cells. VS Code and Jupytext open this percent format as a notebook.
 
 # %% [markdown]
-# Prose, a comment to Python.
+# Prose in Markdown. Python treats it as a comment.
 
 # %% tags=["timing"]
 print("code")
@@ -15,13 +15,13 @@ from pathlib import Path
 CELL_MARK = re.compile(r'# %%(?P<markdown> \[markdown\])?(?: tags=(?P<tags>\["\w+"(?:, ?"\w+")*\]))?\s*')
 
 TAGS = {
-    "timing": "output and figures depend on the machine's speed: shown on the page, but not compared",
+    "timing": "output and figures depend on the machine's speed; they appear on the page but are not compared",
     "hidden": "the cell runs but does not appear on the page",
 }
 
 
 class LessonError(Exception):
-    """A lesson cannot be rendered. The message gives the line of its script and the reason."""
+    """A lesson cannot be rendered. The message gives the line in the script and the reason."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Cell:
 
     Attributes
     ----------
-    text : code, or Markdown without its comment signs.
-    line : number of the script's line on which the text starts, from 1.
+    text : the code, or the Markdown without its comment signs.
+    line : the line of the script on which the text starts, counted from 1.
     markdown : whether the text is Markdown.
-    tags : names from TAGS.
+    tags : keys of TAGS.
     """
 
     text: str
@@ -62,7 +62,7 @@ def read_cells(script: Path) -> list[Cell]:
 
 
 def _read_cell(script: Path, lines: list[str], number: int) -> Cell:
-    """Read the cell whose mark is line `number` of the script."""
+    """Read the cell that starts with the mark on line `number` of the script."""
     mark = CELL_MARK.fullmatch(lines[0])
     if mark is None:
         expected = "'# %%' or '# %% [markdown]', optionally followed by tags=[\"timing\"]"

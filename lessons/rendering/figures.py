@@ -1,7 +1,7 @@
-"""Save Matplotlib's open figures as SVG files, each with a summary of the data drawn in it.
+"""Save Matplotlib's open figures as SVG files. Each file includes a summary of the plotted data.
 
-Two machines rarely write the same SVG (Matplotlib versions and fonts differ), so figures are compared by the data they
-show. The summary is stored in the SVG as its description.
+Two machines rarely write the same SVG, because Matplotlib versions and fonts differ. So `--check` compares figures by
+their summaries, which are stored in the description field of the SVG.
 """
 
 import html
@@ -15,10 +15,10 @@ from typing import Any
 import matplotlib
 import numpy as np
 
-matplotlib.use("agg")  # draws into files and opens no window
+matplotlib.use("agg")  # draws into files without opening a window
 
 DESCRIPTION = re.compile(r"<dc:description>(.*?)</dc:description>", re.DOTALL)
-# Text stays text, and ids are the same every time.
+# Write text as text instead of outlines, and use the same ids in every run.
 STYLE: dict[Any, str] = {"svg.fonttype": "none", "svg.hashsalt": "minillm"}
 
 
@@ -29,8 +29,8 @@ class Figure:
     Attributes
     ----------
     name : file name without the suffix.
-    title : one line, also the image's alternative text.
-    svg : content of the file.
+    title : one line, also used as the image's alternative text.
+    svg : the content of the file.
     """
 
     name: str
@@ -43,7 +43,7 @@ def take_figures(timing: bool) -> Iterator[Figure]:
 
     Parameters
     ----------
-    timing : whether the data depend on the machine's speed. The summary then leaves them out.
+    timing : whether the data depend on the machine's speed. If so, the summary omits the data.
 
     Raises
     ------
@@ -65,7 +65,7 @@ def take_figures(timing: bool) -> Iterator[Figure]:
 
 
 def description(svg: str) -> str:
-    """Return the summary that `take_figures` stored in an SVG; '' if there is none."""
+    """Return the summary that `take_figures` stored in an SVG; '' if the SVG has none."""
     found = DESCRIPTION.search(svg)
     return html.unescape(found[1]) if found else ""
 
@@ -98,7 +98,7 @@ def _describe(figure: Any, timing: bool) -> Iterator[str]:
 
 
 def _drawn_data(artist: Any) -> list[np.ndarray]:
-    """Return the data of an artist: points [n, 2] in data coordinates, and values shown as colours."""
+    """Return the data that an artist draws: points [n, 2] in data coordinates, and values shown as colours."""
     if hasattr(artist, "get_xydata"):  # a line
         points = [artist.get_xydata()]
     elif hasattr(artist, "get_patch_transform"):  # a bar
@@ -112,9 +112,9 @@ def _drawn_data(artist: Any) -> list[np.ndarray]:
 
 
 def _summary(data: np.ndarray) -> str:
-    """Summarize an array by its shape and the range and mean of each column, in three digits.
+    """Summarize an array by its shape and the range and mean of each column.
 
-    That is precise enough to notice any change that a reader could see.
+    Three digits are enough to notice any change that a reader could see.
     """
     data = np.ma.filled(np.ma.asarray(data, dtype=float), np.nan)
     columns = data.T if data.ndim == 2 and data.shape[1] == 2 else [data.ravel()]

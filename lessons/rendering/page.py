@@ -25,7 +25,7 @@ class Page:
 
     Attributes
     ----------
-    markdown : content of its README.md.
+    markdown : the content of the lesson's README.md.
     figures : the SVG of each figure, by name.
     """
 
@@ -39,7 +39,7 @@ def render(folder: Path) -> Page:
     Raises
     ------
     LessonError
-        The script is malformed, fails, quotes a name without source, or has two figures of the same name.
+        The script is malformed, fails, quotes a name that has no source, or has two figures with the same name.
     """
     script = folder / "lesson.py"
     cells = read_cells(script)
@@ -82,7 +82,7 @@ def write_page(folder: Path, page: Page) -> None:
 
 
 def difference(old: Page, new: Page, name: str) -> str:
-    """Return a unified diff of two pages, ignoring timed output; '' if they are equal."""
+    """Return a unified diff of two pages, ignoring timed output; '' if the pages are equal."""
     names = f"{name} (the page)", f"{name} (the script)"
     return "\n".join(difflib.unified_diff(_compared(old), _compared(new), *names, lineterm=""))
 
@@ -139,18 +139,18 @@ def _quote(line: str, location: str) -> str:
 
 
 def _footer(folder: Path) -> list[str]:
-    """Return the end of a page: how to run the lesson, and links to its neighbours."""
+    """Return the end of a page: the command that runs the lesson, and links to the neighbouring lessons."""
     lessons = find_lessons(folder.parent)
     index = lessons.index(folder)
     links = [f"Previous: {_link(lesson)}" for lesson in lessons[:index][-1:]]
     links += ["[All lessons](../README.md)"]
     links += [f"Next: {_link(lesson)}" for lesson in lessons[index + 1 :][:1]]
     run = f"python lessons/{folder.name}/lesson.py"
-    return ["---", f"This page is rendered from [lesson.py](lesson.py). To run it: `{run}`.", " · ".join(links)]
+    return ["---", f"This page is rendered from [lesson.py](lesson.py). To run the script: `{run}`.", " · ".join(links)]
 
 
 def find_lessons(root: Path) -> list[Path]:
-    """Return the lesson folders under `root` in order: ``NN_topic/`` with a ``lesson.py``."""
+    """Return the lesson folders under `root` in order: each ``NN_topic/`` with a ``lesson.py``."""
     return sorted(path.parent for path in root.glob("[0-9][0-9]_*/lesson.py"))
 
 

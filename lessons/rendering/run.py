@@ -1,4 +1,4 @@
-"""Run a lesson's cells in order, in one namespace, as a notebook does, and capture the output of each."""
+"""Run a lesson's cells in order in one namespace, as a notebook does, and capture the output of each cell."""
 
 import ast
 import contextlib
@@ -22,12 +22,12 @@ PAGE_WIDTH = 100  # characters; the console width that rich uses
 
 @dataclass(frozen=True)
 class Output:
-    """What a cell displayed.
+    """The output of a cell.
 
     Attributes
     ----------
-    text : the printed text, followed by the value of the last expression unless it is None.
-    figures : the figures it left open.
+    text : the printed text, followed by the value of the last expression unless the value is None.
+    figures : the figures that the cell left open.
     """
 
     text: str = ""
@@ -35,7 +35,7 @@ class Output:
 
 
 def run_cells(script: Path, cells: list[Cell]) -> list[Output]:
-    """Run a lesson; return the output of each cell. Markdown cells have none.
+    """Run a lesson and return the output of each cell. A Markdown cell has no output.
 
     Raises
     ------
@@ -65,9 +65,9 @@ def _run(script: Path, cell: Cell, namespace: dict[str, Any]) -> Output:
 
 
 def _execute(cell: Cell, script: Path, namespace: dict[str, Any]) -> object:
-    """Run a cell's statements; return the value of the last one if it is an expression, else None.
+    """Run a cell's statements. Return the value of the last statement if it is an expression, else None.
 
-    Empty lines are prepended so that tracebacks and breakpoints see the script's line numbers.
+    Empty lines are prepended so that tracebacks and breakpoints use the script's line numbers.
     """
     tree = ast.parse("\n" * (cell.line - 1) + cell.text, str(script))
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
@@ -79,7 +79,7 @@ def _execute(cell: Cell, script: Path, namespace: dict[str, Any]) -> object:
 
 @contextlib.contextmanager
 def _script_environment(script: Path) -> Iterator[dict[str, Any]]:
-    """Set up what Python sets up for a script: the lesson is `__main__`, and its folder comes first on `sys.path`."""
+    """Make the lesson `__main__` and put its folder first on `sys.path`, as Python does for a script."""
     module = types.ModuleType("__main__")
     module.__file__ = str(script)
     main, path, environment = sys.modules["__main__"], list(sys.path), os.environ.copy()
@@ -89,7 +89,7 @@ def _script_environment(script: Path) -> Iterator[dict[str, Any]]:
     os.environ.pop("FORCE_COLOR", None)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "FigureCanvasAgg is non-interactive")  # from plt.show() on a page
+            warnings.filterwarnings("ignore", "FigureCanvasAgg is non-interactive")  # a warning from plt.show()
             yield vars(module)
     finally:
         sys.modules["__main__"], sys.path[:] = main, path
@@ -98,7 +98,7 @@ def _script_environment(script: Path) -> Iterator[dict[str, Any]]:
 
 
 def _error_message(error: BaseException, script: Path, cell: Cell) -> str:
-    """Return the script's line that failed, the error, and the traceback from that line on."""
+    """Return the line of the script that failed, the error, and the traceback from that line on."""
     if isinstance(error, SyntaxError) and error.filename == str(script):
         return f"{script}:{error.lineno}: {type(error).__name__}: {error.msg}"
     frames = traceback.extract_tb(error.__traceback__)

@@ -136,11 +136,11 @@ def test_matrices_are_grouped_by_format():
 
 
 def test_a_matrix_without_outputs_and_inputs_of_the_wrong_shape():
-    empty = jit.as_matrix(quantized(0, 0, 2, 32, True))
+    empty = jit.as_matrix(weights_of("Q4_1", 0, 0, 2))
     assert jit.linear(np.ones((2, 64), np.float32), empty).shape == (2, 0)
     for wrong in (63, 65):
         with pytest.raises(ValueError, match=f"x has {wrong} columns, but the matrix has 64 inputs"):
-            jit.linear(np.ones((1, wrong), np.float32), jit.as_matrix(quantized(0, 5, 2, 32, True)))
+            jit.linear(np.ones((1, wrong), np.float32), jit.as_matrix(weights_of("Q4_1", 0, 5, 2)))
     with pytest.raises(ValueError, match="codes from 0 to 22 do not fit 4 bits"):
         jit.as_matrix(
             QuantizedMatrix(np.arange(24, dtype=np.int8).reshape(1, 1, 24) % 23, np.ones((1, 1), np.float32), bits=4)
@@ -222,7 +222,7 @@ def test_attention_has_the_same_bits_for_any_chunks_and_block_size(
 @given(seed=seeds, rows=st.integers(1, 9))
 def test_the_number_of_threads_does_not_change_bits(seed, rows):
     (x,) = randoms(seed, (rows, 64))
-    matrix = jit.as_matrix(quantized(seed, 500, 2, 32, True))
+    matrix = jit.as_matrix(weights_of("Q4_1", seed, 500, 2))
     products = []
     *arguments, _ = paged_case(seed, [700, 30], [2, 30], 2, 3, 16, 16)
     for threads in (1, 2, numba.config.NUMBA_NUM_THREADS):

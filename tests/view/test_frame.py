@@ -51,7 +51,7 @@ def track_lines(lines):
     return {match[2]: (match[1], int(match[3]), match[5]) for match in matches}
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(trace=simulated_runs(), width=st.integers(40, 250))
 def test_every_cell_agrees_with_its_record(trace, width):
     timeline, history = Timeline(trace.facts), {}
@@ -99,7 +99,7 @@ def test_states_differ_in_glyph_and_in_colour(glyphs):
     assert glyphs.cell(None, 16) == (" ", "")
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(trace=simulated_runs(), width=st.integers(60, 250))
 def test_header_batch_and_pool_agree_with_the_record(trace, width):
     timeline = Timeline(trace.facts)
