@@ -5,11 +5,11 @@ The engine produces one record per step. `OutputCollector` listens to the record
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from dataclasses import dataclass, field, replace
 
 from minillm.engine.block_table import FREED
+from minillm.engine.exclusive import Turn
 from minillm.engine.sampling import SamplingParams
 from minillm.errors import RequestError
 from minillm.trace import Finish, ScheduledChunk, StepRecord
@@ -237,7 +237,7 @@ class OutputCollector:
         self._busy_seconds = 0.0  # duration of all steps so far
         self._num_records = 0
         self._begun = 0  # records that `push` has begun to process
-        self._lock = threading.Lock()
+        self._turn = Turn()
 
     def follow(self, stream: RequestStream) -> None:
         """Fill a stream from now on. Its request is added to the engine next."""
@@ -255,7 +255,7 @@ class OutputCollector:
 
     def take(self, stream: RequestStream) -> tuple[list[Delta], bool]:
         """Return the deltas that the caller has not taken yet, and whether they are the last."""
-        with self._lock:
+        with self._turn.taken():
             deltas, stream.deltas = stream.deltas, deque()
             return list(deltas), stream.is_finished
 
@@ -265,7 +265,7 @@ class OutputCollector:
         If an exception has kept this method from processing an earlier record completely, the streams that were open
         then lack tokens. They fail.
         """
-        with self._lock:
+        with self._turn.taken():
             if record.step < self._num_records:  # the engine calls a listener again if it was interrupted
                 return
             if record.step != self._num_records or self._begun > self._num_records:

@@ -126,7 +126,7 @@ MAY_IMPORT = {
     "engine": {"engine.config", "engine.engine", "engine.request"},
     # What people look at.
     "view": TRACE,
-    "outputs": {"engine.block_table", "engine.sampling", *TRACE},
+    "outputs": {"engine.block_table", "engine.exclusive", "engine.sampling", *TRACE},
     "info": {
         "catalog",
         "checkpoints",

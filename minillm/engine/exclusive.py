@@ -33,6 +33,31 @@ class Mark:
             self.is_set = False
 
 
+class Turn:
+    """A lock for one thread at a time, which may take it again in a nested block."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._thread: int | None = None  # the thread whose turn it is
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Keep other threads out of the `with` block; wait for them to leave it first."""
+        is_nested = self._thread == threading.get_ident()
+        try:
+            with self._lock:
+                try:
+                    self._thread = threading.get_ident()
+                    yield
+                finally:
+                    if not is_nested:
+                        self._thread = None
+        finally:
+            if not is_nested:
+                with suppress(RuntimeError):  # raised if the lock has been released already, as it should have been
+                    self._lock.release()
+
+
 class ExclusiveAccess:
     """Guards an object whose parts must change together, as scheduler, block pool and detokenizers do.
 
@@ -46,8 +71,7 @@ class ExclusiveAccess:
 
     def __init__(self, repair: Callable[[], None]) -> None:
         self._repair = repair
-        self._turn = threading.RLock()  # of one thread; the others wait
-        self._thread: int | None = None  # the thread whose turn it is
+        self._turn = Turn()
         self._change = Mark()
         self._is_consistent = True
         self._process = os.getpid()
@@ -66,19 +90,8 @@ class ExclusiveAccess:
                 "this engine was created before a fork(), and OpenMP's threads do not survive one: start processes "
                 'with multiprocessing.get_context("spawn"), and create the LLM or the engine in the new process'
             )
-        is_nested = self._thread == threading.get_ident()
-        try:
-            with self._turn:
-                try:
-                    self._thread = threading.get_ident()
-                    yield
-                finally:
-                    if not is_nested:
-                        self._thread = None
-        finally:
-            if not is_nested:
-                with suppress(RuntimeError):  # raised if the lock has been released already, as it should have been
-                    self._turn.release()
+        with self._turn.taken():
+            yield
 
     @contextmanager
     def change(self) -> Iterator[None]:

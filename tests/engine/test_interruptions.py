@@ -2,14 +2,17 @@
 
 import os
 import sys
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
 
+import pytest
+from support.builders import random_llama, write_gguf
 from support.engine_cases import RecordedAnswers
 
 import minillm
-from minillm import EngineConfig, SamplingParams
+from minillm import LLM, EngineConfig, RequestError, SamplingParams
 
 PACKAGE = Path(minillm.__file__).parent
 TRACED = [str(PACKAGE / name) for name in ("engine", "llm.py", "outputs.py")]
@@ -26,10 +29,11 @@ class Interrupter:
     Parameters
     ----------
     at : the file, line and number of the visit; None to count.
+    exception : raised instead of Interruption.
     """
 
-    def __init__(self, at=None):
-        self.at, self.has_raised = at, False
+    def __init__(self, at=None, exception=Interruption):
+        self.at, self.exception, self.has_raised = at, exception, False
         self.visits = {}
 
     def __enter__(self):
@@ -47,14 +51,21 @@ class Interrupter:
             visit = self.visits[line] = self.visits.get(line, 0) + 1
             if self.at == (*line, visit):
                 self.has_raised = True
-                raise Interruption
+                raise self.exception
         return self.trace
 
-    def places(self):
+    def places(self, only_first=False):
         """Return the places at which to raise: the first and the last visit of each line, or every visit."""
         for line, number in self.visits.items():
-            for visit in range(1, number + 1) if EVERY_VISIT else sorted({1, number}):
+            some = [1] if only_first else sorted({1, number})
+            for visit in range(1, number + 1) if EVERY_VISIT else some:
                 yield (*line, visit)
+
+
+@pytest.fixture(scope="module")
+def tiny_llm(tmp_path_factory):
+    path = write_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", random_llama(vocab_size=262), "Q8_0")
+    return LLM(path, engine=EngineConfig(block_size=4))
 
 
 def attempt(call, is_done):
@@ -124,3 +135,45 @@ def test_an_exception_at_any_line_of_a_step_leaves_every_answer_right(models):
         assert answers.reasons["aborted", 0] == "abort", place
         check_blocks(engine)
     assert num_raised == len(places)
+
+
+class Timeout(Exception):
+    """An exception that callers of the package may catch with others, such as a task queue's soft limit."""
+
+
+@pytest.mark.parametrize("exception", [Interruption, Timeout])
+def test_an_exception_at_any_line_of_generate_leaves_no_request_behind(tiny_llm, exception):
+    """Afterwards, a stream that was open before gives the right answer or fails by name, and so do new requests."""
+    llm, params = tiny_llm, SamplingParams(max_tokens=4, temperature=1, seed=1, ignore_eos=True)
+    expected = [output.token_ids for output in llm.generate([[1, 2], [3], [5]], params)]
+
+    def generate(interrupter):
+        llm.reset_prefix_cache()
+        stream = llm.stream([5], params)
+        received = [next(stream)]
+        with suppress(exception), interrupter:
+            assert [output.token_ids for output in llm.generate([[1, 2], [3]], params)] == expected[:2]
+        return stream, received
+
+    counting = Interrupter()
+    stream, _ = generate(counting)
+    stream.close()
+    num_failures = 0
+    places = list(counting.places(only_first=True))
+    for place in places:
+        stream, received = generate(Interrupter(place, exception))
+        error = None
+        try:
+            received += stream
+        except (RequestError, Timeout) as raised:
+            error = raised
+        if error is None:
+            assert [delta.token_id for delta in received] == expected[2], place
+        else:  # it lost tokens, or the exception came while one of its tokens was sampled
+            assert isinstance(error, exception) or "an exception interrupted the engine" in str(error)
+            num_failures += 1
+        assert [output.token_ids for output in llm.generate([[1, 2], [3]], params)] == expected[:2], place
+        assert not llm.engine.has_unfinished, place
+        assert not llm._outputs._streams, place
+        check_blocks(llm.engine)
+    assert num_failures < len(places) / 5

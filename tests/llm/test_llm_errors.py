@@ -86,9 +86,32 @@ def test_damaged_weights_raise_an_error_instead_of_text(tmp_path):
     with torch.no_grad():
         model.model.layers[1].mlp.down_proj.weight[3, 5] = math.nan
     llm = LLM(write_gguf(tmp_path / "damaged.gguf", model))
+    with pytest.raises(NumericError) as raised:
+        llm.generate([[1, 2, 3], [4]], SamplingParams(max_tokens=5))
+    assert [output.prompt_token_ids for output in raised.value.outputs] == [[1, 2, 3], [4]]
+    assert all(isinstance(output.error, NumericError) for output in raised.value.outputs)
     for _ in range(2):  # the second time shows that the engine was not left busy
         with pytest.raises(NumericError, match="NaN or infinity"):
             llm.generate([[1, 2, 3]], SamplingParams(max_tokens=5))
+
+
+def test_the_outputs_of_the_other_prompts_survive_a_failed_one(llm, monkeypatch):
+    params = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
+    expected = llm.generate([[4], [5]], params)
+    forward = llm.transformer.forward
+
+    def forward_with_nan(batch, cache, **options):
+        logits = forward(batch, cache, **options)
+        logits[batch.token_ids[batch.query_starts[1:] - 1] == 7] = math.nan
+        return logits
+
+    monkeypatch.setattr(llm.transformer, "forward", forward_with_nan)
+    with pytest.raises(NumericError) as raised:
+        llm.generate([[4], [7], [5]], params)
+    first, failed, last = raised.value.outputs
+    assert [first.token_ids, last.token_ids] == [output.token_ids for output in expected]
+    assert (first.error, last.error) == (None, None)
+    assert (failed.error, failed.finish_reason) == (raised.value, "error")
 
 
 @pytest.mark.parametrize(
@@ -123,12 +146,20 @@ def test_an_error_about_a_cache_beyond_memory_suggests_a_smaller_context(tmp_pat
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_gets_an_error_that_names_spawn(llm):
+@pytest.mark.parametrize("call", ["generate", "add_request", "step", "logits"])
+def test_a_forked_child_gets_an_error_that_names_spawn(llm, call):
+    params = SamplingParams(max_tokens=1)
+    calls = {
+        "generate": lambda: llm.generate([[1, 2]], params),
+        "add_request": lambda: llm.engine.add_request([1, 2], params),
+        "step": llm.engine.step,
+        "logits": lambda: llm.logits([1, 2]),
+    }
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            llm.generate([[1, 2]], SamplingParams(max_tokens=1))
+            calls[call]()
         except RequestError as error:
             os.write(write, str(error).encode())
         os._exit(0)
