@@ -311,7 +311,7 @@ class LLM:
                     with self.engine.turn():  # so that no other thread takes the id
                         stream = RequestStream(self.engine.next_id(), token_ids, params)
                         streams.append(stream)
-                        self._outputs.follow(stream)
+                        self._outputs.follow(stream, self.engine.num_steps)
                         text = prompt if isinstance(prompt, str) else None
                         self.engine.add_request(token_ids, params, request_id=stream.request_id, text=text)
                 yield streams

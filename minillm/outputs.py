@@ -140,13 +140,14 @@ class RequestStream:
     request_id, prompt_token_ids, params : the request.
     deltas : deltas that the caller has not taken yet.
     error : the exception that ended the request, if it failed.
+    first_step : number of the first step that can compute a part of the request.
     """
 
     def __init__(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams):
         self.request_id, self.prompt_token_ids, self.params = request_id, prompt_token_ids, params
         self.deltas: deque[Delta] = deque()
         self.error: BaseException | None = None
-        self._added_at = 0.0
+        self.first_step, self._added_at = 0, 0.0
         self._metrics = [Metrics(len(prompt_token_ids)) for _ in range(params.n)]
         self._first_token_at = [0.0] * params.n
         self._finish_reasons: list[str | None] = [None] * params.n
@@ -172,8 +173,9 @@ class RequestStream:
                 completion.logprobs.append(delta.logprob)
         return RequestOutput(self.prompt_token_ids, completions, self.error)
 
-    def added(self, busy_seconds: float) -> None:
-        """Note the duration of all steps before the request was added."""
+    def added(self, step: int, busy_seconds: float) -> None:
+        """Note the number of the next step, and the duration of all steps before it."""
+        self.first_step = step
         self._added_at, self._first_token_at = busy_seconds, [busy_seconds] * self.params.n
 
     def admitted(self, num_cached_tokens: int) -> None:
@@ -239,9 +241,9 @@ class OutputCollector:
         self._begun = 0  # records that `push` has begun to process
         self._turn = Turn()
 
-    def follow(self, stream: RequestStream) -> None:
-        """Fill a stream from now on. Its request is added to the engine next."""
-        stream.added(self._busy_seconds)
+    def follow(self, stream: RequestStream, step: int) -> None:
+        """Fill a stream from now on. Its request is added to the engine next, before the step with this number."""
+        stream.added(step, self._busy_seconds)
         self._streams[stream.request_id] = stream
 
     def is_followed(self, stream: RequestStream) -> bool:
@@ -269,13 +271,14 @@ class OutputCollector:
             if record.step < self._num_records:  # the engine calls a listener again if it was interrupted
                 return
             if record.step != self._num_records or self._begun > self._num_records:
-                self._fail_all()
+                self._fail_before(record.step)
             self._begun = record.step + 1
             self._process(record)
             self._num_records = record.step + 1
 
-    def _fail_all(self) -> None:
-        for stream in self._streams.values():
+    def _fail_before(self, step: int) -> None:
+        """End the streams that were open before a step, because of the record that is missing."""
+        for stream in [stream for stream in self._streams.values() if stream.first_step < step]:
             stream.failed(
                 RequestError("an exception interrupted the engine, and tokens of this request were lost: repeat it")
             )

@@ -392,6 +392,11 @@ class Engine:
         """Whether any request is waiting or running."""
         return self.scheduler.has_unfinished
 
+    @property
+    def num_steps(self) -> int:
+        """How many steps have been completed, counting records without a step."""
+        return self._recorder.pending.step
+
     def reset_prefix_cache(self) -> None:
         """Empty the prefix cache, so that new requests compute all of their prompts."""
         with self._access.change():
