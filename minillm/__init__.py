@@ -16,6 +16,7 @@ from minillm.errors import (
     TokenizerError,
     TraceError,
     UnsupportedError,
+    UnusedFieldsWarning,
 )
 from minillm.llm import LLM
 from minillm.outputs import CompletionOutput, Delta, Metrics, RequestOutput
@@ -44,4 +45,5 @@ __all__ = [
     "TokenizerError",
     "TraceError",
     "UnsupportedError",
+    "UnusedFieldsWarning",
 ]

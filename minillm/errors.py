@@ -58,3 +58,7 @@ class NumericError(MinillmError):
 
 class SlowThreadsWarning(RuntimeWarning):
     """Results are correct but slow, because the machine lacks fast parallel loops."""
+
+
+class UnusedFieldsWarning(UserWarning):
+    """A model's files contain settings that minillm does not know, and that may change what the model computes."""

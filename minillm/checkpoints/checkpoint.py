@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from minillm.checkpoints.mapped_file import release_pages
+from minillm.checkpoints.mapped_file import check_size, release_pages
 from minillm.errors import CheckpointError
 from minillm.model.config import ModelConfig
 from minillm.quantization import QuantizedMatrix, StorageType
@@ -34,6 +34,7 @@ class StoredTensor:
     interleaved_heads : the number of heads whose rows are interleaved, as in Q and K of Llama GGUF files; 0 if none are
     is_transposed : True if the file stores the matrix as (inputs, outputs)
     offset : a number that `read` adds to every value
+    file : path of the file, for error messages
     """
 
     name: str
@@ -43,17 +44,22 @@ class StoredTensor:
     interleaved_heads: int = 0
     is_transposed: bool = False
     offset: float = 0.0
+    file: str = ""
 
     def read(self) -> np.ndarray | QuantizedMatrix:
         """Return the tensor's values: a float32 array, or a QuantizedMatrix if the file holds integer codes.
 
-        An F32 tensor may be a read-only view into the file. Every other type is converted into new memory.
+        The values are in new memory, so the file can change or disappear afterwards.
+
+        Raises
+        ------
+        CheckpointError
+            The file has been shortened since it was opened.
         """
-        data = self.data.reshape(-1)
+        check_size(self.data, f"{self.file}, tensor {self.name!r}" if self.file else f"tensor {self.name!r}")
+        data = self.data.reshape(-1).copy()  # no view of the file, and aligned, which the file's bytes may not be
         if self.interleaved_heads:
             data = deinterleave_heads(data.reshape(self.shape[0], -1), self.interleaved_heads).reshape(-1)
-        if data.ctypes.data % self.storage.block.alignment:
-            data = data.copy()  # a file may store floats at unaligned addresses, but the kernels need aligned ones
         numbers = self.storage.read(data, self.shape[::-1] if self.is_transposed else self.shape)
         if isinstance(numbers, np.ndarray):
             if self.is_transposed:

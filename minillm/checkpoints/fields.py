@@ -27,11 +27,16 @@ class Fields:
     source : the file, as error messages name it
     prefix : put in front of every field name, in the mapping and in messages; for example `"llama."`
     aliases : the file's names of fields that it names differently
+
+    Attributes
+    ----------
+    used : names, in the file, of the fields that have been read
     """
 
     def __init__(
         self, values: Mapping[str, Any], source: str, prefix: str = "", aliases: Mapping[str, str] | None = None
     ):
+        self.used: set[str] = set()
         self.values = values
         self.source = source
         self.prefix = prefix
@@ -43,6 +48,7 @@ class Fields:
 
     def get(self, name: str, default: Any = _REQUIRED) -> Any:
         """Return a field's value, unchecked."""
+        self.used.add(self.key(name))
         value = self.values.get(self.key(name))
         if value is not None:
             return value

@@ -233,7 +233,7 @@ def _read_tensors(cursor: Cursor, num_tensors: int, alignment: int) -> dict[str,
         if end > cursor.size:
             raise cursor.truncated(f"needs bytes {begin:,}..{end:,}", f"the file ends at {cursor.size:,}")
         data = np.frombuffer(cursor.data, np.uint8, end - begin, begin)
-        tensors[name] = StoredTensor(name, shape, STORAGE_TYPES[kind], data)
+        tensors[name] = StoredTensor(name, shape, STORAGE_TYPES[kind], data, file=str(cursor.path))
         extents.append((begin, end, name))
     _check_overlap(extents, cursor.path)
     return tensors

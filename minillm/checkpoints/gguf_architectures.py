@@ -48,6 +48,7 @@ COMMON_KEYS = {  # metadata that every architecture may have, without the archit
     "rope.scale_linear",
     "rope.scaling.original_context_length",
     "rope.scaling.attn_factor",
+    "rope.scaling.yarn_attn_factor",
     "rope.scaling.yarn_beta_fast",
     "rope.scaling.yarn_beta_slow",
 }
@@ -55,6 +56,13 @@ KEYS_WITHOUT_EFFECT = {
     "expert_used_count",  # in a model without experts
     "rope.scaling.finetuned",
     "tensor_data_layout",  # names a row order that is the same in every file
+}
+
+
+# Metadata with only one implemented value.
+REQUIRED_VALUES = {
+    "attention.causal": True,
+    "rope.scaling.yarn_ext_factor": 1.0,
 }
 
 
@@ -153,7 +161,9 @@ def _phi3(fields: Fields) -> dict[str, Any]:
     """Limit the context to the range of the short factors, see `hf_rope.read_partial_rope`."""
     head_dim = fields.integer("embedding_length") // fields.integer("attention.head_count")
     rotary_dim = fields.integer("rope.dimension_count", head_dim)
-    window, layers = fields.integer("attention.sliding_window", None), fields.integer("block_count")
+    layers, window = fields.integer("block_count"), None
+    if fields.get("attention.sliding_window", 0) != 0:  # 0 means none, as in Phi-4
+        window = fields.integer("attention.sliding_window")
     context_length = fields.integer("context_length")
     return {
         "rotary_dim": rotary_dim if rotary_dim != fields.integer("attention.key_length", head_dim) else None,

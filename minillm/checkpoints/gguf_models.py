@@ -19,6 +19,7 @@ from minillm.checkpoints.gguf_architectures import (
     ARCHITECTURES,
     COMMON_KEYS,
     KEYS_WITHOUT_EFFECT,
+    REQUIRED_VALUES,
     GGUFArchitecture,
     shortest_decimal,
 )
@@ -69,7 +70,8 @@ def read_config(file: GGUFFile) -> ModelConfig:
     """Return the model's config, read from the metadata and from the names of the tensors."""
     architecture = find_architecture(file)
     name = file.metadata["general.architecture"]
-    fields = Fields(file.metadata, str(file.path), f"{name}.", architecture.aliases)
+    metadata = {key: _common_value(key, value, f"{name}.") for key, value in file.metadata.items()}
+    fields = Fields(metadata, str(file.path), f"{name}.", architecture.aliases)
     _check_keys(fields, architecture)
     num_heads = fields.integer("attention.head_count")
     hidden_size = fields.integer("embedding_length")
@@ -100,12 +102,25 @@ def read_config(file: GGUFFile) -> ModelConfig:
     return ModelConfig(**common | _biases(file) | specific)
 
 
+def _common_value(key: str, value: Any, prefix: str) -> Any:
+    """Return the value that a list holds for every layer, if all its values are equal; else the value unchanged."""
+    if key.startswith(prefix) and isinstance(value, list) and value and all(other == value[0] for other in value):
+        return value[0]
+    return value
+
+
 def _check_keys(fields: Fields, architecture: GGUFArchitecture) -> None:
     """Raise UnsupportedError for an unknown key: it may change the computation, unless its value means "none"."""
     used = COMMON_KEYS | architecture.specific_keys
     for key, value in fields.values.items():
         name = key.removeprefix(fields.prefix)
         if name == key or name in KEYS_WITHOUT_EFFECT:
+            continue
+        if name in REQUIRED_VALUES:
+            if value != REQUIRED_VALUES[name]:
+                raise UnsupportedError(
+                    f"{fields.source}: metadata {key!r} is {value!r:.60}; only {REQUIRED_VALUES[name]!r} is implemented"
+                )
             continue
         if name not in used and value not in (0, False, "none"):
             raise UnsupportedError(f"{fields.source}: metadata {key!r} is {value!r:.60}, which is not implemented")
@@ -155,7 +170,9 @@ def _rope_scaling(fields: Fields, factors: StoredTensor | None) -> RopeScaling |
             f"{fields.source}: field {fields.key('rope.scaling.type')!r} is {kind!r:.60}; "
             "'none', 'linear' and 'yarn' are implemented"
         )
-    attention_factor = shortest_decimal(fields.number("rope.scaling.attn_factor", 1.0))
+    attention_factor = 1.0
+    for name in ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"):  # llama.cpp multiplies the two
+        attention_factor *= shortest_decimal(fields.number(name, 1.0))
     scaling = None
     if kind == "yarn":
         scaling = _yarn(fields, shortest_decimal(factor or 1.0), attention_factor)

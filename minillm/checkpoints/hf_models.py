@@ -14,6 +14,7 @@ import numpy as np
 from minillm.checkpoints.checkpoint import Checkpoint, StoredTensor
 from minillm.checkpoints.fields import MAX_INTEGER, Fields, parse_json
 from minillm.checkpoints.hf_architectures import ARCHITECTURES, HFArchitecture
+from minillm.checkpoints.hf_unused_fields import warn_about_unused
 from minillm.checkpoints.matching import check_config, check_layers, match_tensors
 from minillm.checkpoints.recommended_sampling import sampling_from_folder
 from minillm.checkpoints.safetensors import DTYPES, read_file, read_folder
@@ -21,6 +22,7 @@ from minillm.errors import CheckpointError, UnsupportedError
 from minillm.model.config import ModelConfig
 from minillm.tokenizer import Tokenizer
 
+REQUIRED_VALUES = {"is_causal": True}  # of every architecture; with false, transformers also attends to later tokens
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
@@ -106,11 +108,13 @@ def read_config(fields: Fields, num_tensors: int = MAX_INTEGER) -> ModelConfig:
         "norm_eps": fields.number("rms_norm_eps"),
         "tie_embeddings": fields.flag("tie_word_embeddings"),
     }
+    fields.used |= {fields.key(name) for name in architecture.defaults}  # some are read only if others have a value
+    warn_about_unused(fields)
     return ModelConfig(**common | specific)
 
 
 def _check_required_values(fields: Fields, architecture: HFArchitecture) -> None:
-    for name, implemented in architecture.required_values.items():
+    for name, implemented in (REQUIRED_VALUES | architecture.required_values).items():
         found = fields.get(name, implemented)
         if found != implemented:
             name = fields.key(name)

@@ -13,6 +13,8 @@ from minillm.errors import CheckpointError, UnsupportedError
 from minillm.model.config import RopeScaling
 from minillm.model.rope import longrope_attention_factor, yarn_attention_factor
 
+ORIGINAL_LENGTH = "original_max_position_embeddings"
+
 
 def read_rope(fields: Fields, default_theta: float = 10000.0) -> dict[str, Any]:
     """Return `rope_theta` and `rope_scaling` of ModelConfig."""
@@ -30,7 +32,17 @@ def read_rope(fields: Fields, default_theta: float = 10000.0) -> dict[str, Any]:
                 "for this architecture, only rotating whole heads is implemented"
             )
     theta = rope.number("rope_theta", None) or fields.number("rope_theta", default_theta)
+    rope = _with_original_length(rope, fields)
     return {"rope_theta": theta, "rope_scaling": read_scaling(rope, fields.integer("max_position_embeddings"))}
+
+
+def _with_original_length(rope: Fields, fields: Fields) -> Fields:
+    """Return the section with the length of the texts in pretraining. Beside the section, it has precedence.
+
+    Source: `standardize_rope_params` in transformers.
+    """
+    original = fields.integer(ORIGINAL_LENGTH, None)
+    return rope if original is None else Fields({**rope.values, ORIGINAL_LENGTH: original}, rope.source)
 
 
 def read_two_ropes(fields: Fields) -> dict[str, Any]:
@@ -83,7 +95,7 @@ def read_partial_rope(fields: Fields) -> dict[str, Any]:
         raise UnsupportedError(
             f"{rope.source}: rope_type is {kind!r:.60}; only 'default' and 'longrope' are implemented"
         )
-    original = fields.integer("original_max_position_embeddings")
+    original = fields.integer(ORIGINAL_LENGTH)
     factor = rope.number("factor", None) or context_length / original
     scaling = RopeScaling(
         "per_frequency",
@@ -136,16 +148,16 @@ def _llama3(rope: Fields, context_length: int) -> RopeScaling:
         rope.number("factor"),
         rope.number("low_freq_factor"),
         rope.number("high_freq_factor"),
-        rope.integer("original_max_position_embeddings", context_length),
+        rope.integer(ORIGINAL_LENGTH, context_length),
     )
     _check_order(rope, "low_freq_factor", scaling.low_freq_factor, "high_freq_factor", scaling.high_freq_factor)
     return scaling
 
 
 def _yarn(rope: Fields, context_length: int) -> RopeScaling:
-    original = rope.integer("original_max_position_embeddings", context_length)
+    original = rope.integer(ORIGINAL_LENGTH, context_length)
     factor = rope.number("factor", None) or context_length / original
-    mscale, mscale_all_dim = rope.number("mscale", None), rope.number("mscale_all_dim", None)
+    mscale, mscale_all_dim = (_nonzero(rope, name, None) for name in ("mscale", "mscale_all_dim"))
     attention_factor = yarn_attention_factor(factor)
     if mscale and mscale_all_dim:
         attention_factor = yarn_attention_factor(factor, mscale) / yarn_attention_factor(factor, mscale_all_dim)
@@ -153,13 +165,18 @@ def _yarn(rope: Fields, context_length: int) -> RopeScaling:
         "yarn",
         factor,
         original_context_length=original,
-        beta_fast=rope.number("beta_fast", 32.0),
-        beta_slow=rope.number("beta_slow", 1.0),
+        beta_fast=_nonzero(rope, "beta_fast", 32.0),
+        beta_slow=_nonzero(rope, "beta_slow", 1.0),
         whole_pairs=rope.flag("truncate", True),
         attention_factor=rope.number("attention_factor", None) or attention_factor,
     )
     _check_order(rope, "beta_slow", scaling.beta_slow, "beta_fast", scaling.beta_fast)
     return scaling
+
+
+def _nonzero(rope: Fields, name: str, default: Any) -> Any:
+    """Return a number, or the default if it is 0: transformers treats 0 as if the field were missing."""
+    return default if rope.get(name, None) == 0 else rope.number(name, default)
 
 
 def _check_order(rope: Fields, low_name: str, low: float, high_name: str, high: float) -> None:

@@ -97,7 +97,7 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
             continue
         kind, shape, (begin, end) = _read_entry(header.section(name))
         extents.append((begin, end, name))
-        tensors[name] = StoredTensor(name, shape, STORAGE_TYPES[kind], body[begin:end])
+        tensors[name] = StoredTensor(name, shape, STORAGE_TYPES[kind], body[begin:end], file=str(path))
     _check_extents(extents, len(body), path)
     return tensors
 

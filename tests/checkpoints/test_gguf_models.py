@@ -8,10 +8,11 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+import transformers
 from gguf import GGMLQuantizationType, GGUFValue, GGUFValueType
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.builders import READ_ONLY_TYPES, TINY, random_llama, storage_for, write_gguf, write_hf_folder
+from support.builders import READ_ONLY_TYPES, TINY, random_llama, random_model, storage_for, write_gguf, write_hf_folder
 from support.gguf_files import read_values
 
 from minillm.checkpoints import open_checkpoint
@@ -73,6 +74,15 @@ def test_llama3_scaling_is_stored_as_one_factor_per_frequency(tmp_path):
     assert min(scaling.factors) == 1.0
     assert max(scaling.factors) == 8.0
     assert list(scaling.factors) == sorted(scaling.factors)
+
+
+def test_the_two_attention_factors_are_multiplied(tmp_path):
+    def edit(writer):
+        writer.add_rope_scaling_attn_factors(1.5)
+        set_key("llama.rope.scaling.yarn_attn_factor", 2.0, FLOAT)(writer)
+
+    scaling = open_checkpoint(write_gguf(tmp_path / "m.gguf", random_llama(), edit=edit)).config.rope_scaling
+    assert scaling.attention_factor == 3.0
 
 
 @pytest.mark.parametrize("kind", ["none", "linear", "yarn"])
@@ -205,7 +215,9 @@ UNSUPPORTED = {
     r"the architecture is 'mamba'; implemented: 'llama'": set_key("general.architecture", "mamba", TEXT),
     r"'llama.expert_gating_func' is 2": set_key("llama.expert_gating_func", 2),
     r"'llama.attention.sliding_window' is 128": set_key("llama.attention.sliding_window", 128),
-    r"'llama.attention.head_count' varies by layer": set_key("llama.attention.head_count", [4, 4], LIST),
+    r"'llama.attention.head_count' varies by layer": set_key("llama.attention.head_count", [4, 2], LIST),
+    r"'llama.attention.causal' is False; only True": set_key("llama.attention.causal", False, FLAG),
+    r"'llama.rope.scaling.yarn_ext_factor' is 0.0; only 1.0": set_key("llama.rope.scaling.yarn_ext_factor", 0.0, FLOAT),
     r"'llama.attention.value_length' is 8": set_key("llama.attention.value_length", 8),
     r"'llama.rope.dimension_count' is 8": set_key("llama.rope.dimension_count", 8),
     r"'llama.rope.scaling.type' is 'longrope'": set_key("llama.rope.scaling.type", "longrope", TEXT),
@@ -228,6 +240,9 @@ HARMLESS = {
     "rotary buffer": add_tensor("blk.0.attn_rot_embd.weight", np.ones(8)),
     "no vocab_size": set_key("llama.vocab_size", None),
     "no key_length": set_key("llama.attention.key_length", None),
+    "causal": set_key("llama.attention.causal", True, FLAG),
+    "as many heads in every layer": set_key("llama.attention.head_count_kv", [2, 2], LIST),
+    "factor of one": set_key("llama.rope.scaling.yarn_attn_factor", 1.0, FLOAT),
     "scaling none": set_key("llama.rope.scaling.type", "none", TEXT),
 }
 
@@ -235,6 +250,16 @@ HARMLESS = {
 @pytest.fixture(scope="module")
 def tiny():
     return random_llama()
+
+
+def test_a_window_of_zero_means_no_window(tmp_path):
+    model = random_model(transformers.Phi3Config(**TINY | {"head_dim": 16}, pad_token_id=0))
+
+    def add_window(writer):
+        writer.kv_data[0]["phi3.attention.sliding_window"] = GGUFValue(0, GGUFValueType.UINT32)
+
+    config = open_checkpoint(write_gguf(tmp_path / "phi4.gguf", model, edit=add_window)).config
+    assert (config.sliding_window, config.window_layers) == (None, ())
 
 
 @pytest.mark.parametrize("message", CONTRADICTIONS)

@@ -9,6 +9,7 @@ from typing import Any
 
 from minillm.errors import TokenizerError
 
+NO_TOKEN = 2**32 - 1  # -1 as an unsigned integer: llama.cpp's id of a token that does not exist
 ROLES = {"bos": "bos_token", "eos": "eos_token", "eot": "eot_token", "unknown": "unk_token", "padding": "pad_token"}
 
 
@@ -95,6 +96,8 @@ class GGUFTokenizerFields:
         """Return the id of the token in a role such as `"bos"`, or None if there is none."""
         field, vocab_size = f"tokenizer.ggml.{role}_token_id", len(self.vocabulary)
         token_id = self.get(field, int)
+        if token_id == NO_TOKEN or (role == "padding" and token_id not in range(vocab_size)):
+            return None  # nothing is ever padded, so the id of the padding token does not matter
         if token_id is not None and not 0 <= token_id < vocab_size:
             raise self.error(field, f"is {token_id}, expected an id below the vocabulary size {vocab_size:,}")
         return token_id
