@@ -37,7 +37,7 @@ class BackendError(MinillmError):
 
 
 class BusyError(RequestError):
-    """Another thread is using the engine, or its requests are unfinished."""
+    """The engine was called from inside one of its own steps."""
 
 
 class CapacityError(MinillmError, MemoryError):

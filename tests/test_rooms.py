@@ -96,6 +96,7 @@ MAY_IMPORT = {
     },
     # The rest of the engine joins the two halves.
     "engine.exclusive": set(),
+    "engine.delivery": {"engine.exclusive", "trace.records"},
     "engine.stopping": set(),
     "engine.sampling": {"trace.events"},
     "engine.detokenizing": {"engine.sampling", "engine.stopping", "tokenizer"},
@@ -109,6 +110,7 @@ MAY_IMPORT = {
     "engine.request": {"engine.detokenizing", "engine.sampling", "engine.sequence", "tokenizer"},
     "engine.config": {"engine.block_allocator", "engine.scheduler", "model.kv_cache"},
     "engine.engine": {
+        "engine.delivery",
         "engine.exclusive",
         "engine.recording",
         "engine.request",

@@ -114,7 +114,7 @@ def read_config(fields: Fields, num_tensors: int = MAX_INTEGER) -> ModelConfig:
 
 
 def _check_required_values(fields: Fields, architecture: HFArchitecture) -> None:
-    for name, implemented in (REQUIRED_VALUES | architecture.required_values).items():
+    for name, implemented in {**REQUIRED_VALUES, **architecture.required_values}.items():
         found = fields.get(name, implemented)
         if found != implemented:
             name = fields.key(name)

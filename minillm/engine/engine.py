@@ -14,8 +14,9 @@ from time import perf_counter
 import numpy as np
 
 from minillm.checks import check_integer
-from minillm.engine.exclusive import ExclusiveAccess, Mark
-from minillm.engine.recording import Abort, Delivery, PendingEvents, RecordedStep, StepRecorder, json_params
+from minillm.engine.delivery import Deliveries, Delivery
+from minillm.engine.exclusive import ExclusiveAccess
+from minillm.engine.recording import Abort, PendingEvents, RecordedStep, StepRecorder, json_params
 from minillm.engine.request import Request, check_token_ids, stream_seed
 from minillm.engine.sampling import SamplingParams, sample
 from minillm.engine.scheduler import Scheduler
@@ -97,8 +98,7 @@ class Engine:
         self._num_requests = 0
         self._made = perf_counter()
         self._recorder = StepRecorder(self.clock)
-        self._deliveries: list[Delivery] = []
-        self._delivery = Mark()
+        self._deliveries = Deliveries()
         self._access = ExclusiveAccess(self._repair)
 
     # --- a step -------------------------------------------------------------------------------------------------
@@ -180,39 +180,17 @@ class Engine:
                 recorded = RecordedStep()
                 yield recorded
                 recorded.record = self._settle()
-            self._deliver()
+            self._deliveries.deliver()
 
     def _settle(self) -> StepRecord:
         """Make the step final, in a single statement, so that an exception comes before all of it or after all."""
         record, plan, no_events = self._recorder.record, StepPlan(), PendingEvents(self._recorder.pending.step + 1)
-        deliveries = [*self._deliveries, Delivery(record, list(self.listeners))]
-        self.scheduler.plan, self._recorder.pending, self._deliveries = plan, no_events, deliveries
+        due = [*self._deliveries.due, Delivery(record, list(self.listeners))]
+        self.scheduler.plan, self._recorder.pending, self._deliveries.due = plan, no_events, due
         for finish in record.finished:
             if not self.scheduler.is_unfinished(finish.request_id):
                 self._requests.pop(finish.request_id, None)
         return record
-
-    def _deliver(self) -> None:
-        """Call every listener with every record that is due, in order; then raise the first of their exceptions.
-
-        A listener that was interrupted by KeyboardInterrupt, or by another exception that is no Exception, gets the
-        record again.
-        """
-        if self._delivery.is_set:  # a listener runs a step; its record follows when the listener returns
-            return
-        failures: list[Exception] = []
-        with self._delivery.set():
-            while self._deliveries:
-                listeners = self._deliveries[0].listeners
-                while listeners:
-                    try:
-                        listeners[0](self._deliveries[0].record)
-                    except Exception as error:
-                        failures.append(error)
-                    del listeners[0]
-                del self._deliveries[0]
-        if failures:
-            raise failures[0]
 
     def _record_events(self) -> None:
         """Hand the pending events to the listeners in a record of their own, in which nothing is computed."""

@@ -24,14 +24,6 @@ class RecordedStep:
 
 
 @dataclass
-class Delivery:
-    """A record, and the listeners that are still to be called with it."""
-
-    record: StepRecord
-    listeners: list[Callable[[StepRecord], None]]
-
-
-@dataclass
 class Abort:
     """A request that was aborted, and the events of its completions' ends."""
 
