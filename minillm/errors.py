@@ -62,3 +62,11 @@ class SlowThreadsWarning(RuntimeWarning):
 
 class UnusedFieldsWarning(UserWarning):
     """A model's files contain settings that minillm does not know, and that may change what the model computes."""
+
+
+class LostTextWarning(UserWarning):
+    """A text contains characters that the model's vocabulary cannot represent."""
+
+
+class FallbackWarning(UserWarning):
+    """A file lacks a setting, and a usual value is assumed."""

@@ -23,8 +23,12 @@ class IncrementalDetokenizer:
             self._decoder = tokenizer.stream(skip_special_tokens=params.skip_special_tokens)
         self._matcher = StopMatcher(params.stop)
         self._end_token_ids = set(params.stop_token_ids)
-        if tokenizer is not None and not params.ignore_eos:
-            self._end_token_ids.update(tokenizer.eos_token_ids)
+        if tokenizer is not None:
+            if not params.ignore_eos:
+                self._end_token_ids.update(tokenizer.eos_token_ids)
+            # A special token adds no text, so a stop string that names one is matched by its id.
+            named = map(tokenizer.special_token_id, params.stop)
+            self._end_token_ids.update(token_id for token_id in named if token_id is not None)
         self._num_left = params.max_tokens
 
     def push(self, token_id: int) -> tuple[str, str | None]:

@@ -17,7 +17,7 @@ from minillm.checks import check_integer
 from minillm.engine.delivery import Deliveries, Delivery
 from minillm.engine.exclusive import ExclusiveAccess
 from minillm.engine.recording import Abort, PendingEvents, RecordedStep, StepRecorder, json_params
-from minillm.engine.request import Request, check_token_ids, stream_seed
+from minillm.engine.request import Request, check_stop_strings, check_token_ids, stream_seed
 from minillm.engine.sampling import SamplingParams, sample
 from minillm.engine.scheduler import Scheduler
 from minillm.engine.sequence import Sequence
@@ -277,6 +277,8 @@ class Engine:
             )
         if params.stop and self.tokenizer is None:
             raise RequestError("this model has no tokenizer, so its answers have no text in which to find `stop`")
+        if self.tokenizer is not None and params.skip_special_tokens:
+            check_stop_strings(params.stop, self.tokenizer)
         for token_id in params.stop_token_ids:
             check_integer("stop_token_ids", token_id, 0, self.transformer.config.vocab_size - 1)
         self.scheduler.check(Sequence.from_prompt("", token_ids, params.max_tokens, num_completions=params.n))

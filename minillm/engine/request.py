@@ -68,3 +68,19 @@ def check_token_ids(prompt: SequenceOf[int], vocab_size: int) -> list[int]:
     if len(prompt) == 0:
         raise RequestError("the prompt is empty; the model continues a text, so give it at least one token")
     return [check_integer(f"prompt token {n}", token_id, 0, vocab_size - 1) for n, token_id in enumerate(prompt)]
+
+
+def check_stop_strings(stop: SequenceOf[str], tokenizer: Tokenizer) -> None:
+    """Check that every stop string can occur in a text without special tokens, or names one of them.
+
+    Raises
+    ------
+    RequestError
+        A stop string spells a special token among other text.
+    """
+    for text in stop:
+        if tokenizer.contains_special_token(text) and tokenizer.special_token_id(text) is None:
+            raise RequestError(
+                f"the stop string {text!r} contains a special token, which is left out of the answer's text: give the "
+                "special token alone, or its id in stop_token_ids, or set skip_special_tokens=False"
+            )

@@ -21,6 +21,15 @@ MAX_HELD_TOKENS = 8  # after this many tokens, a text that ends in U+FFFD is no 
 BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
+def _replace_bytes(error: UnicodeError) -> tuple[str, int]:
+    """Decode each byte of an invalid sequence to U+FFFD, as the library does for byte tokens."""
+    assert isinstance(error, UnicodeDecodeError)
+    return "\N{REPLACEMENT CHARACTER}" * (error.end - error.start), error.end
+
+
+codecs.register_error("replace_bytes", _replace_bytes)
+
+
 class StreamingDecoder(Protocol):
     """Converts token ids to text as they arrive.
 
@@ -42,10 +51,13 @@ class ByteDecoder:
     ----------
     to_bytes : returns the bytes of a token, given as the vocabulary writes it
     num_stripped_spaces : the maximum number of spaces that decoding removes from the start of a text
+    errors : the name of the handler of invalid UTF-8: "replace" gives one U+FFFD per incomplete character, and
+        "replace_bytes" one per byte
     """
 
     to_bytes: Callable[[str], bytes]
     num_stripped_spaces: int = 0
+    errors: str = "replace"
 
 
 class ByteStream:
@@ -62,7 +74,7 @@ class ByteStream:
         self._reset()
 
     def _reset(self) -> None:
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors=self._byte_decoder.errors)
         self._spaces_to_strip = self._byte_decoder.num_stripped_spaces
 
     def push(self, token_id: int) -> str:
@@ -145,9 +157,9 @@ def byte_decoder(decoder: tokenizers.decoders.Decoder | None) -> ByteDecoder | N
         return None
     match steps[2:]:
         case []:
-            return ByteDecoder(_sentencepiece_bytes(replacements))
+            return ByteDecoder(_sentencepiece_bytes(replacements), errors="replace_bytes")
         case [{"type": "Strip", "content": " ", "start": int(spaces), "stop": 0}]:
-            return ByteDecoder(_sentencepiece_bytes(replacements), spaces)
+            return ByteDecoder(_sentencepiece_bytes(replacements), spaces, errors="replace_bytes")
         case _:
             return None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,11 +16,12 @@ from typing import Any
 
 import tokenizers
 
-from minillm.errors import ChatTemplateError, TokenizerError
+from minillm.errors import ChatTemplateError, LostTextWarning, TokenizerError
 from minillm.tokenizer import gguf
 from minillm.tokenizer.backend_errors import backend_errors
 from minillm.tokenizer.chat_template import ChatTemplate
 from minillm.tokenizer.detokenizer import ByteStream, StreamingDecoder, WindowStream, byte_decoder, visible
+from minillm.tokenizer.end_tokens import end_names
 from minillm.tokenizer.hf_folder import read_folder
 
 
@@ -114,13 +116,15 @@ class Tokenizer:
         with backend_errors(source):
             backend = gguf.build(fields)
         special_tokens = fields.special_tokens()
-        special_tokens.pop("eot_token", None)
-        eot_token_id = fields.token_id("eot")
+        template = fields.get("tokenizer.chat_template", str)
+        ends = end_names(fields.special(), template, special_tokens)
+        if "eot_token" in special_tokens:
+            ends.append(special_tokens.pop("eot_token"))
         return cls(
             backend,
             special_tokens=special_tokens,
-            eos_token_ids=[] if eot_token_id is None else [eot_token_id],
-            chat_template=fields.get("tokenizer.chat_template", str),
+            eos_token_ids=sorted(fields.vocabulary[token] for token in ends),
+            chat_template=template,
             source=source,
         )
 
@@ -143,8 +147,9 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         """Return the token ids of a text.
 
-        A byte without a token in the vocabulary is dropped, as in every implementation of BPE without an unknown token.
-        SmolLM2's vocabulary lacks 21 bytes: six control characters, and lead bytes of nearly empty Unicode planes.
+        A character with a byte that has no token in the vocabulary is lost, as in every implementation of BPE without
+        an unknown token. SmolLM2's vocabulary lacks 21 bytes: six control characters, and lead bytes of nearly empty
+        Unicode planes.
 
         Parameters
         ----------
@@ -158,11 +163,16 @@ class Tokenizer:
         ------
         TokenizerError
             `text` is not a str, or contains a lone surrogate.
+
+        Warns
+        -----
+        LostTextWarning
+            The text contains a character that the vocabulary cannot represent.
         """
         if not isinstance(text, str):
             raise TokenizerError(f"encode: expected a str, got {type(text).__name__}")
         try:
-            text.encode()
+            data = text.encode()
         except UnicodeEncodeError as error:
             surrogate = f"U+{ord(text[error.start]):04X}"
             raise TokenizerError(
@@ -171,7 +181,10 @@ class Tokenizer:
             ) from error
         backend = self._backend if parse_special else self._plain_text_backend
         with backend_errors(self.source):
-            return backend.encode(text, add_special_tokens=add_special_tokens).ids
+            ids = backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if self._bytes_without_token and len(data.translate(None, self._bytes_without_token)) < len(data):
+            self._warn_about_lost(text, ids)
+        return ids
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids. Invalid UTF-8 becomes U+FFFD, and an id without a token adds no text.
@@ -179,8 +192,10 @@ class Tokenizer:
         Raises
         ------
         TokenizerError
-            An id is negative or not an integer.
+            `ids` is not a sequence of ids, or an id is negative or not an integer.
         """
+        if not isinstance(ids, Iterable) or isinstance(ids, str | bytes):
+            raise TokenizerError(f"decode: expected a list of token ids, got {ids!r:.60}")
         decoder = self.stream(skip_special_tokens=skip_special_tokens)
         if isinstance(decoder, WindowStream):  # streaming is exact only if a token affects no more than its neighbours
             kept = [token_id for token_id in ids if self._kept_token(token_id, skip_special_tokens) is not None]
@@ -236,6 +251,41 @@ class Tokenizer:
         return self._template.render(
             messages, add_generation_prompt=add_generation_prompt, **{**self.special_tokens, **variables}
         )
+
+    def special_token_id(self, text: str) -> int | None:
+        """Return the id of the special token with exactly this text, or None if there is none."""
+        token_id = self._backend.token_to_id(text)
+        return token_id if token_id in self._special_ids else None
+
+    def contains_special_token(self, text: str) -> bool:
+        """Return whether a part of the text spells a special token."""
+        return any(token in text for token in self._special_texts)
+
+    @functools.cached_property
+    def _special_texts(self) -> list[str]:
+        return [token for token in map(self._backend.id_to_token, self._special_ids) if token]
+
+    @functools.cached_property
+    def _bytes_without_token(self) -> bytes:
+        """The bytes that a byte-level vocabulary cannot represent."""
+        if self._byte_decoder is None or not self.algorithm.startswith("byte-level"):
+            return b""
+        known = {self._byte_decoder.to_bytes(token) for token in self._backend.get_vocab(with_added_tokens=False)}
+        return bytes(byte for byte in range(256) if bytes([byte]) not in known)
+
+    def _warn_about_lost(self, text: str, ids: list[int]) -> None:
+        """Warn if the ids lack characters of the text that have a byte without a token."""
+        missing = set(self._bytes_without_token)
+        kept = set(self.decode(ids, skip_special_tokens=False))  # inside special tokens, every character is kept
+        lost = [character for character in text if set(character.encode()) & missing and character not in kept]
+        if lost:
+            names = ", ".join(f"U+{ord(character):04X}" for character in dict.fromkeys(lost))
+            warnings.warn(
+                f"{self.source}: the vocabulary has no tokens for the bytes of {names:.80}, so the model does not see "
+                f"{len(lost)} of the text's {len(text):,} characters: remove or replace them",
+                LostTextWarning,
+                stacklevel=3,
+            )
 
     @functools.cached_property
     def _template(self) -> ChatTemplate:

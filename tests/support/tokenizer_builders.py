@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from minillm.tokenizer import Tokenizer
+from minillm.tokenizer.gguf import TokenType
 
 # Characters that pre-tokenizers treat differently.
 DIFFICULT_CHARACTERS = (
@@ -93,3 +94,13 @@ def paths_in(value: Any, path: tuple = ()) -> Iterator[tuple]:
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
         yield from paths_in(item, (*path, key))
+
+
+def spm_metadata(pieces, adds_space):
+    """Return the metadata that a converter writes for a SentencePiece model. `pieces` are (text, score, type)."""
+    texts = [text.replace("▁", " ") if token_type == TokenType.USER_DEFINED else text for text, _, token_type in pieces]
+    _, scores, types = zip(*pieces, strict=True)
+    fields = {"model": "llama", "pre": "default", "tokens": texts, "scores": list(scores)}
+    fields |= {"token_type": [int(token_type) for token_type in types], "add_space_prefix": adds_space}
+    fields |= {"unknown_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    return {f"tokenizer.ggml.{name}": value for name, value in fields.items()}

@@ -148,3 +148,44 @@ def test_malformed_messages_are_rejected(messages, message):
 def test_errors_name_the_line_and_the_reason(source, message):
     with pytest.raises(ChatTemplateError, match=message):
         render(source)
+
+
+CALLS = [  # every method of a string, a list or a dict that a template may call, with arguments
+    *("text.replace('a', 'bb')", "text.replace('a', 'b', 1)", "text.split('a')", "text.split()", "text.rsplit('a', 1)"),
+    *("text.strip()", "text.lstrip('a')", "text.rstrip()", "text.upper()", "text.lower()", "text.title()"),
+    *("text.capitalize()", "text.swapcase()", "text.casefold()", "text.startswith('a')", "text.endswith(('a', 'b'))"),
+    *("text.find('a')", "text.rfind('a')", "text.count('a')", "text.join(['x', 'y'])", "text.partition('a')"),
+    *("text.rpartition('a')", "text.splitlines()", "text.removeprefix('a')", "text.removesuffix('a')", "text.zfill(9)"),
+    *("text.center(9)", "text.ljust(9, '.')", "text.rjust(9)", "text.isdigit()", "text.isalpha()", "text.isspace()"),
+    *("'{}-{x}'.format(text, x=1)", "'%s' % text", "text.index('a') if 'a' in text else 0"),
+    *(
+        "[1, 2, 2].count(2)",
+        "[1, 2].index(2)",
+        "{'a': text}.get('a')",
+        "{'a': 1}.items() | list",
+        "{'a': 1}.keys() | list",
+    ),
+    *("{'a': 1}.values() | list", "dict(a=text)", "range(3) | list", "namespace(a=text).a", "{'a': 1}.copy()"),
+    *("text | replace('a', 'c')", "text | trim | upper", "[text] | join(',')", "text | tojson", "text | length"),
+]
+PLACES = {
+    "template": "CALL",
+    "loop": "{% for n in [1, 2] %}CALL{% set kept = n %}{% endfor %}",
+    "nested loop": "{% for n in [1] %}{% for m in [1, 2] %}CALL{% endfor %}{% endfor %}",
+    "condition in a loop": "{% for n in [1, 2] %}{% if n %}CALL{% endif %}{% endfor %}",
+    "macro": "{% macro show(text) %}CALL{% endmacro %}{{ show(text) }}",
+    "macro in a loop": "{% macro show(text) %}CALL{% endmacro %}{% for n in [1, 2] %}{{ show(text) }}{% endfor %}",
+    "set block with a filter": "{% set kept | trim %}CALL{% endset %}{{ kept }}",
+    "filter block": "{% filter upper %}{% for n in [1] %}CALL{% endfor %}{% endfilter %}",
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("text", ["banana", " a\nb ", ""])
+def test_every_method_works_wherever_it_is_called(place, text):
+    for call in CALLS:
+        source = PLACES[place].replace("CALL", "{{ " + call + " }};").replace("text", "messages[0]['content']")
+        source = source.replace("show(messages[0]['content']) %}", "show(text) %}")
+        message = [{"role": "user", "content": text}]
+        (expected,), _ = render_jinja_template([message], chat_template=source, add_generation_prompt=False)
+        assert render(source, message, add_generation_prompt=False) == expected, call

@@ -1,5 +1,7 @@
 """The default model's tokenizer returns the same ids and texts as transformers and the `tokenizers` library."""
 
+import warnings
+
 import pytest
 import tokenizers
 import transformers
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from support.tokenizer_builders import streamed
 from tokenizers import pre_tokenizers
 
-from minillm.errors import TokenizerError
+from minillm.errors import LostTextWarning, TokenizerError
 from minillm.tokenizer import Tokenizer
 
 PROMPTS = {
@@ -86,10 +88,10 @@ def test_without_parse_special_text_never_becomes_a_special_token(default_tokeni
 def test_attributes_and_repr(default_tokenizer):
     assert default_tokenizer.vocab_size == 49152
     assert default_tokenizer.bos_token_id == 1
-    assert default_tokenizer.eos_token_ids == (2,)
+    assert default_tokenizer.eos_token_ids == (2, 0)
     assert "im_start" in default_tokenizer.chat_template
     assert repr(default_tokenizer).startswith(
-        "Tokenizer(byte-level BPE, 49,152 tokens, bos 1, eos (2,), with chat template"
+        "Tokenizer(byte-level BPE, 49,152 tokens, bos 1, eos (2, 0), with chat template"
     )
     texts = [default_tokenizer.token_text(token_id) for token_id in default_tokenizer.encode("a cat\n\n1안<|im_end|>")]
     assert texts == ["a", " cat", "\n\n", "1", "<0xEC>", "<0x95>", "<0x88>", "<|im_end|>"]
@@ -150,3 +152,20 @@ def test_a_stream_can_be_reused_after_finish(default_tokenizer):
     for _ in range(2):
         assert decoder.push(default_tokenizer.encode("안")[0]) == ""
         assert decoder.finish() == "\ufffd"
+
+
+@given(text=st.text(max_size=30))
+def test_text_is_represented_or_the_warning_names_the_lost_characters(default_tokenizer, text):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        decoded = default_tokenizer.decode(default_tokenizer.encode(text), skip_special_tokens=False)
+    messages = [str(warning.message) for warning in caught if warning.category is LostTextWarning]
+    lost = [f"U+{ord(character):04X}" for character in text if character not in decoded]
+    assert bool(messages) == bool(lost)
+    assert all(name in messages[0] for name in lost[:3])
+
+
+@pytest.mark.parametrize("ids", [3, None, "12", b"12", 2.5])
+def test_decode_rejects_what_is_no_list_of_ids(default_tokenizer, ids):
+    with pytest.raises(TokenizerError, match="decode: expected a list of token ids"):
+        default_tokenizer.decode(ids)

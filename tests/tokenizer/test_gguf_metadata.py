@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.tokenizer_builders import JUNK, paths_in
 
-from minillm.errors import TokenizerError, UnsupportedError
+from minillm.errors import FallbackWarning, TokenizerError, UnsupportedError
 from minillm.tokenizer import Tokenizer
 
 
@@ -44,13 +44,19 @@ def test_small_metadata_of_numpy_arrays():
         ("model", "llama-2", "'llama-2'; supported: gpt2"),
         ("model", None, "missing; supported: gpt2"),
         ("pre", "qwen1", "'qwen1'; supported: command-r, "),
-        ("pre", None, "missing; supported: command-r, "),
         ("add_space_prefix", True, "byte-level"),
     ],
 )
 def test_unsupported_tokenizers(field, value, message):
     with pytest.raises(UnsupportedError, match=rf"x\.gguf.*{message}"):
         Tokenizer.from_gguf(small_metadata() | {f"tokenizer.ggml.{field}": value}, "x.gguf")
+
+
+def test_a_missing_pre_tokenizer_is_replaced_by_the_default_of_llama_cpp():
+    named, unnamed = (small_metadata() | {"tokenizer.ggml.pre": name} for name in ("default", None))
+    with pytest.warns(FallbackWarning, match=r"x\.gguf: metadata 'tokenizer\.ggml\.pre' is missing"):
+        tokenizer = Tokenizer.from_gguf(unnamed, "x.gguf")
+    assert tokenizer.encode("ab 11") == Tokenizer.from_gguf(named, "x.gguf").encode("ab 11")
 
 
 @pytest.mark.parametrize(

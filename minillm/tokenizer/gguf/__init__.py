@@ -20,6 +20,8 @@ The fields, as llama.cpp's converter writes them:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import tokenizers
 from tokenizers import AddedToken, processors
 
@@ -57,10 +59,23 @@ def build(fields: GGUFTokenizerFields) -> tokenizers.Tokenizer:
                 f"{fields.source}: metadata 'tokenizer.ggml.{field}' is set, which is not implemented"
             )
     backend, adds_bos = ALGORITHMS[name](fields)
-    special_tokens = fields.tokens_of(TokenType.CONTROL, TokenType.UNKNOWN)
-    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special_tokens])
+    strips = _strips_after(fields)
+    backend.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False, rstrip=strips(token)) for token in fields.special()]
+    )
     _add_bos_and_eos(backend, fields, adds_bos)
     return backend
+
+
+def _strips_after(fields: GGUFTokenizerFields) -> Callable[[str], bool]:
+    """Return a function that says whether white space after a special token belongs to the token.
+
+    That is so in Phi-3, whose files do not say it. llama.cpp recognizes the model by its name.
+    """
+    name = (fields.get("general.name", str) or "").lower()
+    if "phi-3" not in name and "phi3" not in name:
+        return lambda token: False
+    return lambda token: token not in ("<unk>", "<s>", "<|endoftext|>")
 
 
 def _add_bos_and_eos(backend: tokenizers.Tokenizer, fields: GGUFTokenizerFields, adds_bos: bool) -> None:

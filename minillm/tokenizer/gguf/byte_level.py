@@ -5,12 +5,13 @@ The file lists the merges in order of priority. The vocabulary contains the toke
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers
 
-from minillm.errors import UnsupportedError
+from minillm.errors import FallbackWarning, UnsupportedError
 from minillm.tokenizer.gguf.fields import GGUFTokenizerFields, TokenType
 from minillm.tokenizer.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 
@@ -33,10 +34,17 @@ def build(fields: GGUFTokenizerFields) -> tuple[tokenizers.Tokenizer, bool]:
 def _pre_tokenizer(fields: GGUFTokenizerFields) -> PreTokenizer:
     field = "tokenizer.ggml.pre"
     name = fields.get(field, str)
+    if name is None:
+        warnings.warn(
+            f"{fields.source}: metadata {field!r} is missing, so text is split as llama.cpp does by default; if the "
+            "model was trained with another pre-tokenizer, its answers will be worse",
+            FallbackWarning,
+            stacklevel=2,
+        )
+        name = "default"
     if name not in PRE_TOKENIZERS:
-        found = "missing" if name is None else repr(name)
         supported = ", ".join(sorted(PRE_TOKENIZERS))
-        raise UnsupportedError(f"{fields.source}: metadata {field!r} is {found}; supported: {supported}")
+        raise UnsupportedError(f"{fields.source}: metadata {field!r} is {name!r}; supported: {supported}")
     if fields.get("tokenizer.ggml.add_space_prefix", bool, False):
         raise UnsupportedError(
             f"{fields.source}: metadata 'tokenizer.ggml.add_space_prefix' is true, which is not supported for "

@@ -8,7 +8,9 @@ from functools import cached_property
 from typing import Any
 
 from minillm.errors import TokenizerError
+from minillm.tokenizer.end_tokens import END_NAMES
 
+SENTENCEPIECE_CONTROLS = {"<s>", "</s>"}
 NO_TOKEN = 2**32 - 1  # -1 as an unsigned integer: llama.cpp's id of a token that does not exist
 ROLES = {"bos": "bos_token", "eos": "eos_token", "eot": "eot_token", "unknown": "unk_token", "padding": "pad_token"}
 
@@ -79,7 +81,20 @@ class GGUFTokenizerFields:
 
     @cached_property
     def token_types(self) -> list[int]:
-        """The `TokenType` of every token."""
+        """The `TokenType` of every token. A token with the name of an end token counts as a control token.
+
+        A file may say otherwise. Then a text that spells the token would become it even where no special tokens are
+        wanted.
+        """
+        names = END_NAMES | (SENTENCEPIECE_CONTROLS if self.get("tokenizer.ggml.model", str) == "llama" else set())
+        types = list(self._types_in_file)
+        for token in names & self.vocabulary.keys():
+            if types[self.vocabulary[token]] in (TokenType.NORMAL, TokenType.USER_DEFINED):
+                types[self.vocabulary[token]] = TokenType.CONTROL
+        return types
+
+    @cached_property
+    def _types_in_file(self) -> list[int]:
         field = "tokenizer.ggml.token_type"
         types = self.array(field, int, len(self.vocabulary))
         if unknown := set(types) - set(TokenType):
@@ -91,6 +106,10 @@ class GGUFTokenizerFields:
         """Return the tokens of the given types, in order of ids."""
         pairs = zip(self.vocabulary, self.token_types, strict=True)
         return [token for token, token_type in pairs if token_type in types]
+
+    def special(self) -> list[str]:
+        """Return the special tokens, in order of ids."""
+        return self.tokens_of(TokenType.CONTROL, TokenType.UNKNOWN)
 
     def token_id(self, role: str) -> int | None:
         """Return the id of the token in a role such as `"bos"`, or None if there is none."""

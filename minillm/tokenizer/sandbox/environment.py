@@ -47,6 +47,9 @@ FORBIDDEN_METHODS = (
     *("translate", "unescape"),
 )
 
+# Jinja adds these keywords to every call in a loop or a block. `Context.call` removes them again.
+HIDDEN_KEYWORDS = ("_loop_vars", "_block_vars")
+
 # Format fields whose widths have at most two digits: `%s`, `%(name)5.2f`, and `{}`, `{name:>5}`.
 PERCENT_FIELD = re.compile(r"%(?:\(\w*\))?[-+ #0]*\d{0,2}(?:\.\d{0,2})?[a-zA-Z%]")
 BRACE_FIELD = re.compile(r"\{\{|\}\}|\{[\w.]*(?:![rsa])?(?::[<>=^]?[-+ ]?#?,?\d{0,2}(?:\.\d{1,2})?[a-z%]?)?\}")
@@ -98,15 +101,16 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
         """Charge for a call and make it. Jinja passes every call in a template to this method."""
         self.budget.charge(STEP)
         owner, name = getattr(function, "__self__", None), getattr(function, "__name__", None)
+        named = {keyword: value for keyword, value in kwargs.items() if keyword not in HIDDEN_KEYWORDS}
         if isinstance(owner, str):
             if name == "replace":
-                return self._replace(owner, *args, **kwargs)
+                return self._replace(owner, *args, **named)
             if name == "join":
                 args = tuple(self.budget.charge_each(texts, len(owner)) for texts in args)
             self._charge_search(owner, args)
-            _reject_large_numbers([*args, *kwargs.values()])
+            _reject_large_numbers([*args, *named.values()])
         elif function is CheckedNamespace or function is self.globals["dict"]:
-            self.budget.charge_container([args, kwargs])
+            self.budget.charge_container([args, named])
         return self.budget.charge_result(super().call(context, function, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
