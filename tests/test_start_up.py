@@ -202,6 +202,13 @@ def test_without_the_compiler_the_answer_is_the_same(model_file, first_run):
     assert interpreted.stderr == ""
 
 
+def test_without_the_compiler_the_default_model_answers(default_gguf):
+    """Loops over all weights would take minutes; the time limit of `run` is far above the few seconds that it takes."""
+    arguments = ["examples/generate.py", "--raw", "Once upon a time", "--max-tokens", "2"]
+    compiled, interpreted = run(*arguments), run(*arguments, NUMBA_DISABLE_JIT="1")
+    assert interpreted.stdout.splitlines()[0] == compiled.stdout.splitlines()[0] != ""
+
+
 INTERPRETED = """
 import itertools
 import numpy as np

@@ -7,7 +7,7 @@ Opening therefore takes milliseconds, and the operating system reads only the pa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -57,15 +57,18 @@ class StoredTensor:
             The file has been shortened since it was opened.
         """
         check_size(self.data, f"{self.file}, tensor {self.name!r}" if self.file else f"tensor {self.name!r}")
-        data = self.data.reshape(-1).copy()  # no view of the file, and aligned, which the file's bytes may not be
+        data = self.data.reshape(-1)
         if self.interleaved_heads:
             data = deinterleave_heads(data.reshape(self.shape[0], -1), self.interleaved_heads).reshape(-1)
+        if data.ctypes.data % self.storage.block.alignment:
+            data = data.copy()  # a file may store floats at unaligned addresses, but the kernels need aligned ones
         numbers = self.storage.read(data, self.shape[::-1] if self.is_transposed else self.shape)
         if isinstance(numbers, np.ndarray):
             if self.is_transposed:
                 numbers = np.ascontiguousarray(numbers.T)
             if self.offset:
                 numbers = numbers + np.float32(self.offset)
+        numbers = without_views(numbers, self.data)
         release_pages(self.data)
         return numbers
 
@@ -139,6 +142,16 @@ class Checkpoint:
             f"Checkpoint({self.path.name}: {self.config.architecture}, {self.config.num_layers} layers, "
             f"{len(self.tensors)} tensors, {kinds}, {size / 1e6:.1f} MB)"
         )
+
+
+def without_views(values: Any, data: np.ndarray) -> Any:
+    """Return an array, or a dataclass of arrays, with a copy of each array that may be a view of `data`."""
+    if isinstance(values, np.ndarray):
+        return values.copy() if np.may_share_memory(values, data) else values
+    if is_dataclass(values) and not isinstance(values, type):
+        parts = {field.name: without_views(getattr(values, field.name), data) for field in fields(values)}
+        return replace(values, **parts)
+    return values
 
 
 def deinterleave_heads(rows: np.ndarray, num_heads: int) -> np.ndarray:

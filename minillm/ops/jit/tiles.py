@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import numba
 import numpy as np
 from numba import prange
 
@@ -203,11 +204,18 @@ def tile_rows(matrix: np.ndarray, block_size: int) -> np.ndarray:
     return tiled.reshape(tiles, inputs // block_size, block_size, LANES)
 
 
+ALL = slice(None)
+
+
 def dequantize(matrix: TiledMatrix) -> np.ndarray:
     """Return a tiled matrix as a plain float32 matrix [O, I]."""
     tiles, blocks = matrix.codes.shape[:2]
     values = np.empty((tiles, blocks, matrix.block_size, LANES), np.float32)
-    _widen(matrix.codes, matrix.zero, values)
+    if numba.config.DISABLE_JIT:  # all tiles, blocks and lanes at once: interpreted loops would take minutes
+        for step, j in np.ndindex(matrix.block_size // 8, 8):
+            values[:, :, 8 * step + j] = weight(matrix.codes, matrix.zero, ALL, ALL, step, j, ALL)
+    else:
+        _widen(matrix.codes, matrix.zero, values)
     if len(matrix.scales):
         values *= widened(matrix.scales, matrix.shared[:, :, 0])[:, :, None, :]
     if len(matrix.minimums):

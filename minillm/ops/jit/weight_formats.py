@@ -12,8 +12,8 @@ are packed into a word as 4-bit codes are; the upper one or two bits of all inpu
 read a code, the last word is shifted so that the upper bits of four of the eight inputs are just above their lower
 bits, one in each byte, and the two words are joined by exclusive or.
 
-No bits are masked before this exclusive or: `_pack_groups` chooses the bits of each word so that they cancel what the
-other word contributes to their places. An "or" of two masked words would be easier to understand, but the compiler
+No bits are masked before this exclusive or: `_pack_upper_bits` chooses the bits of each word so that they cancel what
+the other word contributes to their places. An "or" of two masked words would be easier to understand, but the compiler
 moves the masks to the single codes, each of which then takes six instructions instead of four. That made decode's
 products 25 % slower with 5 bits, and 12 % slower with 6.
 
@@ -24,13 +24,14 @@ with AVX-512; a word is loaded once and serves eight times.
 
 from __future__ import annotations
 
+import numba
 import numpy as np
 from llvmlite import ir
 from numba import prange, types
 from numba.extending import intrinsic, overload
 from numba.np.numpy_support import as_dtype
 
-from minillm.ops.jit.compiling import compiled_parallel
+from minillm.ops.jit.compiling import compiled, compiled_parallel
 
 LANES = 64  # outputs per tile; measured to be clearly faster than 16 or 32
 
@@ -71,69 +72,82 @@ def pack(codes: np.ndarray, block_size: int, bits: int, zero: int) -> np.ndarray
     offset = np.int64(zero)  # with the compiler off, int8 plus a Python int would be int8
     start = -(-outputs // LANES), inputs // block_size
     if bits not in PACKING_GROUPS:
-        words = np.zeros((*start, block_size * bits // 32, LANES), np.uint32)
-        _pack_words(codes, offset, bits, words)
-    else:
-        group = PACKING_GROUPS[bits]
-        words = np.zeros((*start, block_size // group, group // 8 + 1, LANES), np.uint32)
-        _pack_groups(codes, offset, bits - 4, words)
+        words = np.zeros((*start, block_size * bits // 32, 1, LANES), np.uint32)
+        _pack_all(codes, offset, 32 // bits, bits, words)
+        return words[:, :, :, 0].view(WORDS[bits])
+    group = PACKING_GROUPS[bits]
+    words = np.zeros((*start, block_size // group, group // 8 + 1, LANES), np.uint32)
+    _pack_all(codes, offset, group, bits, words)
     return words.view(WORDS[bits])
 
 
+def _pack_all(codes: np.ndarray, zero: np.int64, group: int, bits: int, words: np.ndarray) -> None:
+    """Pack every `group` consecutive codes of a row into `words` [O/64, I/Q, groups per block, words per group, 64]."""
+    if not numba.config.DISABLE_JIT:
+        _pack_rows(codes, zero, group, bits, words)
+        return
+    # The same arithmetic on arrays: interpreted loops would take minutes.
+    outputs, (tiles, blocks, groups, words_per_group, _) = len(codes), words.shape
+    packed = np.zeros((words_per_group, tiles * LANES, blocks, groups), np.uint32)
+    pack_group = _pack_word if bits not in PACKING_GROUPS else _pack_upper_bits
+    pack_group(np.moveaxis(codes.reshape(outputs, blocks, groups, group), 3, 0), zero, bits, packed[:, :outputs])
+    words[:] = packed.reshape(words_per_group, tiles, LANES, blocks, groups).transpose(1, 3, 4, 0, 2)
+
+
 @compiled_parallel
-def _pack_words(codes, zero, bits, words):
-    """Pack the codes of consecutive inputs, `bits` each, into words of 32 bits."""
+def _pack_rows(codes, zero, group, bits, words):
     outputs = codes.shape[0]
-    tiles, blocks, steps, _ = words.shape
-    codes_per_word = 32 // bits
+    tiles, blocks, groups, _, _ = words.shape
     for tile in prange(tiles):
         for lane in range(min(LANES, outputs - np.int64(tile) * LANES)):
             row = np.int64(tile) * LANES + lane
             for block in range(blocks):
-                for step in range(steps):
-                    first = (block * steps + step) * codes_per_word
-                    word = np.uint32(0)
-                    for j in range(codes_per_word):
-                        word |= np.uint32(codes[row, first + j] + zero) << np.uint32(bits * j)
-                    words[tile, block, step, lane] = word
+                for n in range(groups):
+                    first = (block * groups + n) * group
+                    if bits == 4 or bits == 8:
+                        _pack_word(codes[row, first : first + group], zero, bits, words[tile, block, n, :, lane])
+                    else:
+                        _pack_upper_bits(codes[row, first : first + group], zero, bits, words[tile, block, n, :, lane])
 
 
-@compiled_parallel
-def _pack_groups(codes, zero, upper, words):
-    """Pack 5- or 6-bit codes: the lower four bits go into words of eight inputs, the `upper` bits into the last word.
+@compiled
+def _pack_word(codes, zero, bits, words):
+    """Pack the codes of consecutive inputs, `bits` each, into one word. The items of `codes` can be arrays."""
+    word = np.uint32(0)
+    for j in range(32 // bits):
+        word |= np.uint32(codes[j] + zero) << np.uint32(bits * j)
+    words[0] = word
+
+
+@compiled
+def _pack_upper_bits(codes, zero, bits, words):
+    """Pack 5- or 6-bit codes: the lower four bits go into words of eight inputs, the upper bits into the last word.
 
     At the place of a code's upper bits, the other word has the lower bits of the neighbouring input. The bits written
     here cancel those, and also the changes made by upper bits that were written before: from the first of every second
-    input to the last for even inputs, and in the opposite direction for odd ones.
+    input to the last for even inputs, and in the opposite direction for odd ones. The items of `codes` can be arrays.
     """
-    outputs = codes.shape[0]
-    tiles, blocks, groups, steps, _ = words.shape
+    upper, steps = bits - 4, len(words) - 1
     upper_bits = np.uint32(2**upper - 1)
-    for tile in prange(tiles):
-        for lane in range(min(LANES, outputs - np.int64(tile) * LANES)):
-            row = np.int64(tile) * LANES + lane
-            for block in range(blocks):
-                for group in range(groups):
-                    last = np.uint32(0)
-                    for step in range(steps - 1):
-                        first = ((block * groups + group) * (steps - 1) + step) * 8
-                        word = np.uint32(0)
-                        for j in range(8):
-                            word |= (np.uint32(codes[row, first + j] + zero) & np.uint32(15)) << np.uint32(4 * j)
-                        words[tile, block, group, step, lane] = word
-                        neighbours = word >> np.uint32(4)
-                        for odd in range(2):
-                            written = np.uint32(0)
-                            for turn in range(4):
-                                j = 7 - 2 * turn if odd else 2 * turn
-                                code = np.uint32(codes[row, first + j] + zero)
-                                written ^= ((code >> np.uint32(4)) ^ (neighbours >> np.uint32(4 * j))) & upper_bits
-                                last |= written << np.uint32(4 * (j + 1 - 2 * odd) + upper * step)
-                    words[tile, block, group, steps - 1, lane] = last
-                    for step in range(steps - 1):
-                        even, odd = last >> np.uint32(upper * step), (last << np.uint32(4)) >> np.uint32(upper * step)
-                        cancelling = (even & np.uint32(0x0F0F0F0F)) | ((odd & np.uint32(0x0F0F0F0F)) << np.uint32(4))
-                        words[tile, block, group, step, lane] ^= cancelling
+    last = np.uint32(0)
+    for step in range(steps):
+        word = np.uint32(0)
+        for j in range(8):
+            word |= (np.uint32(codes[8 * step + j] + zero) & np.uint32(15)) << np.uint32(4 * j)
+        words[step] = word
+        neighbours = word >> np.uint32(4)
+        for odd in range(2):
+            written = np.uint32(0)
+            for turn in range(4):
+                j = 7 - 2 * turn if odd else 2 * turn
+                code = np.uint32(codes[8 * step + j] + zero)
+                written ^= ((code >> np.uint32(4)) ^ (neighbours >> np.uint32(4 * j))) & upper_bits
+                last |= written << np.uint32(4 * (j + 1 - 2 * odd) + upper * step)
+    words[steps] = last
+    for step in range(steps):
+        even, odd_bits = last >> np.uint32(upper * step), (last << np.uint32(4)) >> np.uint32(upper * step)
+        cancelling = (even & np.uint32(0x0F0F0F0F)) | ((odd_bits & np.uint32(0x0F0F0F0F)) << np.uint32(4))
+        words[step] ^= cancelling
 
 
 # --- reading: input `8 * step + j` of a block as float32, without scale and minimum
