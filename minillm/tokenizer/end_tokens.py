@@ -20,6 +20,8 @@ END_NAMES = frozenset(
     }
 )
 
+TEXT_END_NAMES = frozenset({"<|endoftext|>", "<|end_of_text|>", "[EOS]"})  # these do not have to end a turn
+
 ANSWER = "7f3a9c answer"  # a text that no template contains
 
 
@@ -34,7 +36,7 @@ def end_names(special_tokens: Iterable[str], template: str | None, variables: di
     """
     tokens = list(dict.fromkeys(special_tokens))
     ends = [token for token in tokens if token in END_NAMES]
-    if template is not None and "eos_token" in variables:
+    if template is not None and not set(ends) - TEXT_END_NAMES:  # rendering takes time, and a known name is enough
         after = _text_after_answer(template, variables)
         ends += [token for token in tokens if token not in ends and token and after.startswith(token)]
     return ends
