@@ -3,6 +3,8 @@
 Each message states what was wrong, where, and what to do.
 """
 
+from pathlib import Path
+
 
 class MinillmError(Exception):
     """Base class of the errors below."""
@@ -70,3 +72,11 @@ class LostTextWarning(UserWarning):
 
 class FallbackWarning(UserWarning):
     """A file lacks a setting, and a usual value is assumed."""
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra: from the source folder, if minillm runs from one."""
+    source = Path(__file__).parent.parent
+    if (source / "pyproject.toml").is_file():
+        return f'pip install -e "{source}[{extra}]"'
+    return f'pip install "minillm-engine[{extra}]"'

@@ -74,8 +74,8 @@ class LLM:
     kv_cache : the memory that it reads and writes.
     engine : Engine, the loop that serves all requests.
     context_length : maximum length of a request, prompt and answer, in tokens.
-    default_params : SamplingParams of requests that specify none: the recommendation in the model's files, if
-        there is one.
+    default_params : SamplingParams of requests that specify none: the recommendation in the model's files, or of the
+        makers of a model in the catalog, if there is one.
 
     Raises
     ------
@@ -111,8 +111,10 @@ class LLM:
         fused: bool = True,
         report: Report | None = None,
     ):
-        if weights not in WEIGHTS:
+        if not isinstance(weights, str | None) or weights not in WEIGHTS:
             raise ValueError(f"weights is {weights!r}; it can be {', '.join(map(repr, WEIGHTS))}")
+        if not isinstance(report, Report | None):
+            raise ValueError(f"report is {report!r}; it must be a minillm.catalog.Report")
         report = report or Report()
         self.ops = find_backend(backend)
         self.threads = None if threads is None else check_integer("threads", threads, 1)
@@ -122,7 +124,7 @@ class LLM:
         checkpoint = open_checkpoint(self.path)
         self.config = checkpoint.config
         self.tokenizer: Tokenizer | None = checkpoint.tokenizer
-        self.default_params = _recommended(checkpoint)
+        self.default_params = _recommended(checkpoint, catalog.recommended_sampling(self.path))
         if context_length is None:
             context_length = min(self.config.context_length, DEFAULT_CONTEXT_LENGTH)
         self.context_length = check_integer("context_length", context_length, 1, self.config.context_length)
@@ -139,7 +141,13 @@ class LLM:
         scheduler = config.scheduler(self.kv_cache)
         with self.ops.announcing_compilation(report.line):
             load = partial(_load, checkpoint, WEIGHTS[weights])
-            self.transformer = Transformer(self.config, load, self.ops, fused=check_flag("fused", fused))
+            try:
+                self.transformer = Transformer(self.config, load, self.ops, fused=check_flag("fused", fused))
+            except MemoryError as error:
+                raise CapacityError(
+                    f"the weights of {self.path} do not fit into memory ({error}); close other programs, or choose a "
+                    'smaller model, a quantized file, or weights="int8" or "int4"'
+                ) from error
             self._warm_up()
         self.engine = Engine(
             self.transformer,
@@ -382,10 +390,10 @@ class LLM:
         return f"LLM({self.transformer!r}, {self.kv_cache!r})"
 
 
-def _recommended(checkpoint: Checkpoint) -> SamplingParams:
-    """Return the sampling parameters that a checkpoint recommends, checked."""
+def _recommended(checkpoint: Checkpoint, by_catalog: Mapping[str, float]) -> SamplingParams:
+    """Return the sampling parameters that a checkpoint or else the catalog recommends, checked."""
     try:
-        return SamplingParams(**checkpoint.recommended_sampling)
+        return SamplingParams(**checkpoint.recommended_sampling or by_catalog)
     except RequestError as error:
         raise CheckpointError(f"{checkpoint.path}: its recommended sampling parameters are invalid: {error}") from error
 

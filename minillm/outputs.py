@@ -91,7 +91,7 @@ class CompletionOutput:
     metrics: Metrics | None = None
 
 
-@dataclass
+@dataclass(repr=False)
 class RequestOutput:
     """A finished request: its `n` completions. The properties give direct access to the first one.
 
@@ -105,6 +105,10 @@ class RequestOutput:
     prompt_token_ids: list[int]
     completions: list[CompletionOutput]
     error: BaseException | None = None
+
+    def __repr__(self) -> str:
+        failure = f", error={self.error!r}" if self.error else ""
+        return f"RequestOutput({self.text!r}{failure}, {self.completions}, prompt_token_ids={self.prompt_token_ids})"
 
     @property
     def text(self) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from minillm.bench.benchmark import Benchmark, RowResult
 from minillm.bench.rows import Row
 from minillm.bench.turns import Spread
-from minillm.errors import RequestError
+from minillm.errors import RequestError, install_command
 from minillm.model.kv_cache import DTYPES
 from minillm.trace import RunMetrics
 from minillm.trace.roofline import kv_bytes_per_token
@@ -28,7 +28,7 @@ PANEL = (6.5, 4.4)  # inches
 def check_can_plot() -> None:
     """Raise RequestError if matplotlib is not installed. Called before the measurements, which take minutes."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise RequestError('--plot needs matplotlib; run: pip install "minillm[plot]"')
+        raise RequestError(f"--plot needs matplotlib; run: {install_command('plot')}")
 
 
 def draw(benchmark: Benchmark, path: Path) -> None:

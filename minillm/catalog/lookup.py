@@ -19,7 +19,7 @@ from pathlib import Path
 from minillm.catalog.entries import CATALOG, DEFAULT_MODEL, CatalogEntry
 from minillm.catalog.fetch import fetch, has_size, installed_file
 from minillm.catalog.report import Report
-from minillm.errors import CatalogError
+from minillm.errors import CatalogError, install_command
 
 # The files that `open_checkpoint` reads. Copies of the weights in other formats are not downloaded.
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*"]
@@ -109,7 +109,7 @@ def _hub_folder(hub_id: str) -> Path:
     except ImportError as error:
         raise CatalogError(
             f"model {hub_id!r}: no such folder, and downloading it as a hub id needs huggingface_hub; run "
-            'pip install "minillm[hub]"'
+            + install_command("hub")
         ) from error
     try:
         download = huggingface_hub.snapshot_download

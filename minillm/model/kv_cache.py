@@ -133,8 +133,11 @@ class KVCache:
         self.num_layers = config.num_layers
         self.shape = CacheShape.from_config(config)
         layers, heads, head_dim = self.shape.layers_per_block, self.shape.num_kv_heads, self.shape.head_dim
-        self.keys = xp.zeros((num_blocks, layers, heads, head_dim, block_size), dtype=getattr(xp, dtype))
-        self.values = xp.zeros((num_blocks, layers, heads, block_size, head_dim), dtype=getattr(xp, dtype))
+        try:
+            self.keys = xp.zeros((num_blocks, layers, heads, head_dim, block_size), dtype=getattr(xp, dtype))
+            self.values = xp.zeros((num_blocks, layers, heads, block_size, head_dim), dtype=getattr(xp, dtype))
+        except (ValueError, OverflowError) as error:  # more than an address can reach
+            raise MemoryError(str(error)) from error
         self.layer_places = np.empty((config.num_layers, 2), np.int64)
         for number, group in enumerate(self.shape.groups):
             for layer_in_block, layer in enumerate(group.layers):

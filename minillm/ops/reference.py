@@ -21,6 +21,8 @@ import numpy as np
 
 from minillm.quantization import QuantizedMatrix
 
+FLOAT16_LIMIT = np.float32(65520)  # halfway from the largest float16, 65504, to 2^16: from here on, infinity
+
 Array = Any  # an array of the caller's library
 
 
@@ -196,13 +198,25 @@ def write_kv(
     value_blocks : [N, layers per block, G, B, K]
     layer_in_block : index of the layer within the blocks of its KV-cache group
     slots : int [T], `block * B + offset within the block`
+
+    Notes
+    -----
+    In float16, a key beyond 65,504 would be infinite, and the softmax could then silently ignore it. Such a key is
+    stored as NaN (the compiled backends store its value as NaN), so that every query that reads it fails.
     """
     xp = namespace(keys)
     block_size = value_blocks.shape[3]
+    keys = xp.where(overflows_cache(keys, key_blocks.dtype), xp.asarray(np.nan, dtype=keys.dtype), keys)
     for token, slot in enumerate(slots):
         block, offset = divmod(int(slot), block_size)
         key_blocks[block, layer_in_block, :, :, offset] = xp.astype(keys[token, ...], key_blocks.dtype)
         value_blocks[block, layer_in_block, :, offset, :] = xp.astype(values[token, ...], value_blocks.dtype)
+
+
+def overflows_cache(keys: Array, dtype: np.dtype) -> Array:
+    """Return whether each key [T, G, K] has a number that is infinite in the type of the cache: [T, G, 1]."""
+    xp = namespace(keys)
+    return xp.any(xp.abs(keys) >= (FLOAT16_LIMIT if str(dtype) == "float16" else np.inf), axis=2, keepdims=True)
 
 
 def attention(

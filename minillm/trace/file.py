@@ -50,6 +50,8 @@ class Trace:
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the trace to `path`, in UTF-8: a header line, then one line per step.
 
+        The trace replaces an existing one only when it is complete.
+
         Raises
         ------
         TraceError
@@ -57,8 +59,20 @@ class Trace:
         OSError
             The file cannot be written.
         """
-        _check_replaceable(Path(path))
-        with Path(path).open("w", encoding="utf-8") as file:
+        path = Path(path).resolve()  # a link is kept, and the file that it names is replaced
+        _check_replaceable(path)
+        if path.exists() and not path.is_file():  # a pipe or a device
+            self._write_lines(path)
+            return
+        unfinished = path.with_name(path.name + ".unfinished")
+        try:
+            self._write_lines(unfinished)
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+    def _write_lines(self, path: Path) -> None:
+        with path.open("w", encoding="utf-8") as file:
             for line in self.lines():
                 file.write(line + "\n")
 

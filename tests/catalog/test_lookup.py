@@ -169,5 +169,5 @@ def test_hub_errors_suggest_what_to_do(here, monkeypatch, kind, advice):
 
 def test_a_hub_id_needs_the_hub_library(here, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(CatalogError, match=r'pip install "minillm\[hub\]"'):
+    with pytest.raises(CatalogError, match=r'pip install -e ".*\[hub\]"'):
         resolve("some/model")

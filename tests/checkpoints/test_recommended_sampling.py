@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from support.builders import random_llama, write_gguf, write_hf_folder
 
 from minillm import LLM, CheckpointError, SamplingParams
+from minillm.catalog import recommended_sampling
 from minillm.checkpoints import open_checkpoint
 from minillm.checkpoints.recommended_sampling import sampling_from_folder, sampling_from_gguf
 
@@ -88,3 +89,8 @@ def test_invalid_settings_are_refused(folder, values, message):
     write(folder, **values)
     with pytest.raises(CheckpointError, match=message):
         LLM(folder, backend="numpy")
+
+
+def test_a_catalog_model_uses_the_settings_of_its_makers(default_gguf, tmp_path):
+    assert LLM(default_gguf, context_length=64).default_params == SamplingParams(temperature=0.2, top_p=0.9)
+    assert dict(recommended_sampling(tmp_path / "other.gguf")) == {}

@@ -128,6 +128,8 @@ def test_the_outputs_of_the_other_prompts_survive_a_failed_one(llm, monkeypatch)
         ({"context_length": 129}, "context_length is 129"),
         ({"engine": EngineConfig(block_size=0)}, "block_size is 0"),
         ({"engine": EngineConfig(num_blocks=0)}, "num_blocks is 0"),
+        ({"report": 1}, r"report is 1; it must be a minillm\.catalog\.Report"),
+        ({"weights": []}, r"weights is \[\]; it can be None, 'int8', 'int4'"),
         ({"engine": EngineConfig(max_sequences=0)}, "max_sequences is 0"),
         ({"engine": EngineConfig(policy="clever")}, "policy is 'clever'"),
     ],
@@ -142,6 +144,21 @@ def test_an_error_about_a_cache_beyond_memory_suggests_a_smaller_context(tmp_pat
     assert LLM(path).context_length == 8192
     with pytest.raises(CapacityError, match=r"2,147,483,648 positions does not fit .* smaller context_length"):
         LLM(path, context_length=2**31 - 1)
+
+
+@pytest.mark.parametrize("num_blocks", [10**12, 10**18, 10**30])
+def test_a_pool_beyond_every_memory_is_refused_by_name(model_file, num_blocks):
+    with pytest.raises(CapacityError, match=r"does not fit into memory .* or its engine fewer num_blocks"):
+        LLM(model_file, engine=EngineConfig(num_blocks=num_blocks))
+
+
+def test_weights_beyond_the_memory_are_refused_by_name(model_file, monkeypatch):
+    def fail(*_, **__):
+        raise MemoryError("Unable to allocate 9 TiB")
+
+    monkeypatch.setattr("minillm.llm.Transformer", fail)
+    with pytest.raises(CapacityError, match=r"the weights of .*tiny\.gguf do not fit into memory \(Unable"):
+        LLM(model_file)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.simulated_runs import single_step_run
 from support.traces import FACTS, NUM_BLOCKS, counts, names, step, traces
 
 from minillm import TraceError
@@ -246,3 +247,29 @@ def test_other_files_are_rejected(path):
 
 def arrival(**fields):
     return to_json(Arrival("a", 0.0, 3, None, {}, 1, 2, 0)) | fields
+
+
+def test_a_trace_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+    path = tmp_path / "run.jsonl"
+    trace = single_step_run("a", "b", "c")
+    trace.write(path)
+    before = path.read_bytes()
+
+    def lines(self):
+        yield "the first line"
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Trace, "lines", lines)
+    with pytest.raises(OSError, match="No space left"):
+        trace.write(path)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["run.jsonl"]
+
+
+def test_a_trace_replaces_the_file_that_a_link_names(tmp_path):
+    link, path = tmp_path / "link.jsonl", tmp_path / "run.jsonl"
+    single_step_run("a", "b", "c").write(path)
+    link.symlink_to(path)
+    single_step_run("x", "y", "z").write(link)
+    assert link.is_symlink()
+    assert Trace.read(path).steps[0].arrived[0].request_id == "x"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from minillm.ops.gpu import device
-from minillm.ops.reference import namespace
+from minillm.ops.reference import namespace, overflows_cache
 
 Array = Any  # a CuPy array
 
@@ -22,6 +22,7 @@ def write_kv(
     """Write each token's key and value [T, G, K] to its slot in the KV cache; see `reference`."""
     xp = namespace(key_blocks)
     _, layers, kv_heads, block_size, head_dim = value_blocks.shape
+    values = xp.where(overflows_cache(keys, key_blocks.dtype), xp.asarray(np.nan, dtype=values.dtype), values)
     write = device.kernel("attention.cu", "write_kv", **_settings(key_blocks, head_dim))
     write(
         (len(keys),),

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from minillm.errors import BackendError
+from minillm.errors import BackendError, install_command
 
 Array = Any  # a CuPy array
 Kernel = Callable[[tuple[int, ...], tuple[int, ...], tuple[Any, ...]], None]
@@ -32,7 +32,7 @@ def array_library() -> ModuleType:
         import cupy
     except ImportError as error:
         raise BackendError(
-            f"backend 'cupy' needs CuPy, which cannot be imported ({error}): pip install 'minillm[gpu]', or use "
+            f"backend 'cupy' needs CuPy, which cannot be imported ({error}): {install_command('gpu')}, or use "
             "backend 'numba'"
         ) from error
     try:
@@ -40,7 +40,7 @@ def array_library() -> ModuleType:
     except cupy.cuda.runtime.CUDARuntimeError as error:
         raise BackendError(
             f"backend 'cupy' finds no usable GPU ({error}): it needs an NVIDIA GPU with a driver for CUDA 13; with an "
-            "older driver, pip install 'cupy-cuda12x[ctk]' instead of 'minillm[gpu]'; or use backend 'numba'"
+            "older driver, pip install 'cupy-cuda12x[ctk]' instead of the extra 'gpu'; or use backend 'numba'"
         ) from error
     if devices == 0:
         raise BackendError("backend 'cupy' finds no GPU: check CUDA_VISIBLE_DEVICES, or use backend 'numba'")

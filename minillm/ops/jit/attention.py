@@ -27,7 +27,7 @@ import numpy as np
 from numba import prange
 
 from minillm.ops.jit.compiling import compiled, compiled_parallel, inlined
-from minillm.ops.jit.float16 import as_stored, narrow, widen
+from minillm.ops.jit.float16 import as_stored, narrow, overflows, widen
 from minillm.ops.jit.microkernel import ROWS, aligned, multiply_add, whole_rows
 from minillm.ops.jit.pointwise import exp, largest_of_lanes, soft_capped, sum_of_lanes
 from minillm.ops.jit.prefetching import prefetch
@@ -82,14 +82,19 @@ def scoring_of(head_dim: int, scale: float | None, window: int | None, soft_cap:
 def write_to_cache(keys, values, cache, slots):
     """`write_kv` for other kernels to call. A float16 cache is passed as its bits."""
     key_blocks, value_blocks, layer_in_block = cache
+    not_a_number = narrow(np.float32(np.nan), value_blocks)
     tokens, kv_heads, head_dim = keys.shape
     block_size = value_blocks.shape[3]
     for t in range(tokens):
         block, offset = divmod(slots[t], block_size)
         for g in range(kv_heads):
+            fits = True
             for k in range(head_dim):
                 key_blocks[block, layer_in_block, g, k, offset] = narrow(keys[t, g, k], key_blocks)
                 value_blocks[block, layer_in_block, g, offset, k] = narrow(values[t, g, k], value_blocks)
+                fits = fits and not overflows(keys[t, g, k], key_blocks)
+            if not fits:
+                value_blocks[block, layer_in_block, g, offset, :] = not_a_number
 
 
 @compiled

@@ -10,6 +10,8 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
+from minillm.ops.reference import FLOAT16_LIMIT
+
 # The exponents of the two types differ by 112 (127 - 15). After a float16's exponent and fraction have been shifted to
 # their places in a float32, a multiplication by 2^112 gives the correct number, also for subnormal ones.
 EXPONENTS_APART = np.float32(2.0**112)
@@ -101,3 +103,21 @@ def _narrow_to_float16(value, like):
 
 def _unchanged(value, like):
     return value
+
+
+def overflows(value, like):
+    """Return whether a number is infinite in the type of `like`. This version runs with the compiler off."""
+    return (_overflows_float16 if like.dtype == np.uint16 else _never)(value, like)
+
+
+@overload(overflows)
+def _compiled_overflows(value, like):
+    return _overflows_float16 if like.dtype == types.uint16 else _never
+
+
+def _overflows_float16(value, like):
+    return abs(value) >= FLOAT16_LIMIT
+
+
+def _never(value, like):
+    return False
