@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings
@@ -145,5 +146,6 @@ def test_coroutines_can_generate_at_once(llm):
     async def generate_all():
         return await asyncio.gather(*(asyncio.to_thread(llm.generate, prompt, params) for prompt in prompts))
 
-    outputs = [output for (output,) in asyncio.run(generate_all())]
+    with ThreadPoolExecutor(1) as executor:  # in a thread without an event loop, which another test may have left here
+        outputs = [output for (output,) in executor.submit(asyncio.run, generate_all()).result()]
     assert [output.token_ids for output in outputs] == [output.token_ids for output in llm.generate(prompts, params)]
