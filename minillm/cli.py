@@ -1,4 +1,4 @@
-"""The command line: `minillm generate`, `minillm chat`, `minillm bench`, `minillm info` and `minillm trace`."""
+"""The command line: `minillm generate`, `chat`, `bench`, `info`, `verify` and `trace`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from typing import Any
 
 from rich.console import Console
 
-from minillm import LLM, Delta, Metrics, MinillmError, SamplingParams, __version__
+from minillm import LLM, CatalogError, Delta, Metrics, MinillmError, SamplingParams, __version__
 from minillm.catalog import CATALOG
+from minillm.catalog import verify as find_files
 from minillm.ops import BACKENDS
 from minillm.trace import Trace
 from minillm.trace.roofline import Roofline
@@ -272,6 +273,16 @@ def info(options: argparse.Namespace) -> None:
     run(options.model, memory_gigabytes=options.memory)
 
 
+def verify(options: argparse.Namespace) -> None:
+    """Check that the files of catalog models have the published bytes."""
+    damaged = []
+    for path, is_intact in find_files(options.model):
+        print(f"{path}: {'intact' if is_intact else 'DAMAGED'}")
+        damaged += [] if is_intact else [path]
+    if damaged:
+        raise CatalogError(f"{damaged[0]} is damaged: delete it, and the next command that needs it downloads it again")
+
+
 def _read_message(interactive: bool) -> str | None:
     """Read the next line that is not empty; return None at the end of input."""
     while True:
@@ -316,6 +327,10 @@ def build_parser() -> argparse.ArgumentParser:
     command.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     command.add_argument("--memory", type=float, metavar="GB", help="assume this much memory (default: all available)")
     command.set_defaults(run=info)
+
+    command = commands.add_parser("verify", help="check downloaded models", description=verify.__doc__)
+    command.add_argument("model", nargs="?", metavar="NAME", help=f"one of {', '.join(CATALOG)} (default: all)")
+    command.set_defaults(run=verify)
 
     command = commands.add_parser("trace", help="draw a recorded run", description=trace.__doc__)
     add_trace_options(command)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -144,6 +145,16 @@ class Worker:
             status = self._process.wait()
         self._stderr.seek(0)
         lines = self._stderr.read().decode(errors="replace").strip().splitlines()
-        return f"the engine's process ended with status {status}" + (
+        return f"the engine's process ended {_describe(status)}" + (
             f"; last line of stderr: {lines[-1]}" if lines else ""
         )
+
+
+def _describe(status: int) -> str:
+    """Return how a process ended: with a status, or by a signal, such as SIGILL for an unsupported instruction."""
+    if status >= 0:
+        return f"with status {status}"
+    try:
+        return f"by signal {signal.Signals(-status).name}"
+    except ValueError:
+        return f"by signal {-status}"

@@ -1,7 +1,7 @@
 """Find models by name: download their files once, verify them, and cache them."""
 
 from minillm.catalog.entries import CATALOG, DEFAULT_MODEL, CatalogEntry, WheelFile, recommended_sampling
-from minillm.catalog.lookup import cache_folder, resolve
+from minillm.catalog.lookup import cache_folder, resolve, verify
 from minillm.catalog.report import Report
 
 __all__ = [
@@ -13,4 +13,5 @@ __all__ = [
     "cache_folder",
     "recommended_sampling",
     "resolve",
+    "verify",
 ]

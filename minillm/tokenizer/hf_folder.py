@@ -100,11 +100,20 @@ def _special_tokens(roles: dict[str, Any], source: str) -> dict[str, str]:
     for role in ROLES:
         value = roles.get(role)
         content = value.get("content") if isinstance(value, dict) else value
-        if isinstance(content, str):
+        if isinstance(content, str) and is_valid_text(content):
             tokens[role] = content
         elif value is not None:
             raise TokenizerError(f"{source}: {role!r} is {value!r:.60}, expected the text of a token")
     return tokens
+
+
+def is_valid_text(text: str) -> bool:
+    """Return whether a string has a UTF-8 form. JSON can also spell half of a UTF-16 pair, which has none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _add_missing_tokens(backend: tokenizers.Tokenizer, added: Any, source: str) -> None:

@@ -1,5 +1,6 @@
 """Engines in worker processes, and the conversion of a model to another storage type."""
 
+import signal
 import sys
 
 import pytest
@@ -12,7 +13,7 @@ from minillm.bench.exactness import max_difference
 from minillm.bench.peers import EngineSpec, stored_as
 
 PROTOCOL_ENGINE = """
-import os, sys, time
+import os, sys, time, signal
 class ProtocolEngine:
     def add(self, left, right):
         print("noise on standard output")
@@ -23,6 +24,8 @@ class ProtocolEngine:
     def die(self):
         print("last words", file=sys.stderr, flush=True)
         os._exit(7)
+    def crash(self):
+        os.kill(os.getpid(), signal.SIGILL)
     def sleep(self):
         time.sleep(60)
 
@@ -44,6 +47,15 @@ def test_a_worker_survives_errors_and_reports_its_exit(tmp_path):
         assert not worker.is_alive
         with pytest.raises(BenchmarkError, match="status 7"):
             worker.call("add", left=1, right=2)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system has no such signals")
+def test_a_worker_that_crashes_names_the_signal(tmp_path):
+    """An engine that was built for another processor dies of an illegal instruction."""
+    with Worker(engine_file(tmp_path, PROTOCOL_ENGINE)) as worker:
+        with pytest.raises(BenchmarkError, match="the engine's process ended by signal SIGILL"):
+            worker.call("crash")
+        assert not worker.is_alive
 
 
 def test_a_worker_that_does_not_answer_is_killed(tmp_path):

@@ -107,7 +107,11 @@ def test_an_installed_package_comes_first_and_is_not_imported(links, tmp_path, m
     monkeypatch.syspath_prepend(package.parent)
     assert resolve("tiny") == package / "tiny.gguf"
     assert "tiny_model" not in sys.modules
-    assert not cache_folder().exists()
+    assert [path.name for path in cache_folder().iterdir()] == ["tiny.verified.json"]
+
+    (package / "tiny.gguf").write_bytes(PAYLOAD[:-1] + b"?")
+    with pytest.raises(CatalogError, match="installed package tiny-model==1.0 is damaged, although its size is right"):
+        resolve("tiny")
 
     (package / "tiny.gguf").write_bytes(b"another model of another version")
     make_wheel(links, {MEMBER: PAYLOAD})

@@ -54,8 +54,8 @@ def make_wheel(folder: Path, files: dict[str, bytes], package: str = "tiny_model
 
 
 def cached_names() -> list[str]:
-    """Return the names in the cache folder, without lock files."""
-    return sorted(path.name for path in cache_folder().iterdir() if path.suffix != ".lock")
+    """Return the names in the cache folder, without lock files and notes about verified files."""
+    return sorted(path.name for path in cache_folder().iterdir() if path.suffix not in (".lock", ".json"))
 
 
 # Imitates pip with a slow download. If `endless`, it runs until its output is closed.

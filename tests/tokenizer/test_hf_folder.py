@@ -250,3 +250,16 @@ def small_sentencepiece():
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = llama2_decoder()
     return json.loads(backend.to_str())
+
+
+@pytest.mark.parametrize("token", ["\ud800", "<s\udfff>"])
+def test_half_a_utf_16_pair_in_a_special_token_is_refused(small_folder, token):
+    for name, value in (
+        ("special_tokens_map.json", {"eos_token": token}),
+        ("special_tokens_map.json", {"eos_token": {"content": token}}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"9": {"content": token}}}),
+    ):
+        write(small_folder, name, value)
+        with pytest.raises(TokenizerError, match="tokenizer"):
+            Tokenizer.from_folder(small_folder)
+        (small_folder / name).unlink()
