@@ -110,7 +110,7 @@ def test_an_installed_package_comes_first_and_is_not_imported(links, tmp_path, m
     assert [path.name for path in cache_folder().iterdir()] == ["tiny.verified.json"]
 
     (package / "tiny.gguf").write_bytes(PAYLOAD[:-1] + b"?")
-    with pytest.raises(CatalogError, match="installed package tiny-model==1.0 is damaged, although its size is right"):
+    with pytest.raises(CatalogError, match=r"installed package tiny-model==1\.0 is damaged, although"):
         resolve("tiny")
 
     (package / "tiny.gguf").write_bytes(b"another model of another version")

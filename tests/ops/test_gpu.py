@@ -298,7 +298,7 @@ def cupy_with(devices):
 @pytest.mark.parametrize(
     ("cupy", "message"),
     [
-        (None, r"needs CuPy, which cannot be imported .*: pip install 'minillm\[gpu\]', or use backend 'numba'"),
+        (None, r"needs CuPy, which cannot be imported .*: pip install -e .*\[gpu\].*, or use backend 'numba'"),
         (cupy_with(None), r"finds no usable GPU \(cudaErrorInsufficientDriver.*use backend 'numba'"),
         (cupy_with(0), r"finds no GPU: check CUDA_VISIBLE_DEVICES"),
     ],
