@@ -25,7 +25,7 @@ class RecordedStep:
 
 @dataclass
 class Abort:
-    """A request that was aborted, and the events of its completions' ends."""
+    """A request that was aborted, with one Finish event per completion."""
 
     request_id: str
     finished: list[Finish]
